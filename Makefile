@@ -8,7 +8,7 @@ SOURCES := src tests bench examples docs models
 
 TORCH := torch==2.13.0
 
-.PHONY: demo demo-llm test lint typecheck unit test-engines test-clients test-envs test-boxes test-losses soak bench base-model \
+.PHONY: demo demo-llm test lint typecheck unit test-engines test-clients test-envs test-boxes test-losses test-ranks soak bench base-model \
   docs ui ui-check clean
 
 $(READY): pyproject.toml
@@ -54,6 +54,10 @@ test-clients: $(READY)
 # Losses beside verl's and TRL's own functions, on 1,000 random batches each, in an environment of their own.
 test-losses: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python bench/losses.py
+
+# Two and four ranks against one, with killed and stopped ranks; SmolLM2, too, where it is fetched.
+test-ranks: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m ranks
 
 test-boxes: $(READY)
 	.ci/bubblewrap

@@ -8,8 +8,8 @@ are equal, which is checked first. In one, each sample is a coroutine that waits
 held until every sample that is not done has asked, then served agent after agent, and answered together: what a loop
 over agents with a batch of active samples does. Times are on a virtual clock and exact; CPU time is real.
 
-Then the segment cache: CPU time for the prompts of a search team with and without it, with equal ids. The tokenizer is
-trained on the spot on this documentation.
+Then the segment cache: CPU time for the prompts of a search team with and without it, with equal ids. The texts are pages
+of Python's language reference, on which the tokenizer is trained here, too.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
-from pathlib import Path
+from pydoc_data.topics import topics
 from statistics import mean, quantiles, stdev
 from typing import Any
 
@@ -38,13 +38,15 @@ from rollwright.models.tiny import tiny_tokenizer
 from rollwright.rng import generator, uniform
 from rollwright.rollout.episode import Episode, EpisodeSettings, new_session, play_episode
 from rollwright.rollout.settings import LimitsConfig
+from rollwright.run.gc_tuning import rare_collections
 from rollwright.simulation.engine import SimulatedEngine
 from rollwright.simulation.lengths import FixedLength, Lengths, LogNormalLength, lognormal
 from rollwright.teams import SegmentTokenizer, SimulatedTeam, Situation, Team, math_team, search_team
 from rollwright.teams.toy_envs import Lookup, Sums
 from rollwright.trajectory import Message, Trajectory
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = 40
+"""Pages of the language reference, which Python brings along for `help()`."""
 
 SLOTS, SPEED = 64, 60.0
 BATCHES, APPROVALS = (8, 64, 256), (0.85, 0.25)
@@ -194,12 +196,12 @@ async def batch(kind: str, size: int, approval: float, seed: int, *, barrier: bo
         team.agent_id(name) for name in ("solver", "verifier", "search", "answer") if name in team.agents
     ]
     policy = Barrier(served, size, order) if barrier else Watched(served)
+    how = settings(team, make_env())
     loop = asyncio.get_running_loop()
 
     async def sample(number: int) -> tuple[Trajectory, float]:
         env: Env = make_env()
         episode = Episode(kind, number, "train", f"g{number}", number, 0, seed)
-        how = settings(team, env)
         session = new_session(episode, policy, how, env, rollout_id=f"{number}", attempt_id="1")
         trajectory = await play_episode(session, env, how, policy, make_env)
         if isinstance(policy, Barrier):
@@ -258,6 +260,9 @@ class Cell:
 
 
 def cell(kind: str, size: int, approval: float, seeds: Sequence[int]) -> Cell:
+    run_virtual(
+        batch(kind, size, approval, seeds[0], barrier=False)
+    )  # so that nothing is first used while measured
     ours = [run_virtual(batch(kind, size, approval, seed, barrier=False)) for seed in seeds]
     theirs = [run_virtual(batch(kind, size, approval, seed, barrier=True)) for seed in seeds]
     ratios = [b.seconds / a.seconds for a, b in zip(ours, theirs, strict=True)]
@@ -307,7 +312,7 @@ class CacheFigures:
 
 
 def segment_cache() -> CacheFigures:
-    pages = [page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md"))]
+    pages = [topics[name] for name in sorted(topics)[:PAGES]]
     plain = make_renderer(tiny_tokenizer(pages, 4096), "template")  # type: ignore[arg-type]
     remembering: list[SegmentTokenizer] = []
 
@@ -355,8 +360,7 @@ def _percentiles(arm: Sequence[Figures]) -> tuple[float, float]:
 def main() -> None:
     screen = console()
     seeds = SEEDS[:1] if "--quick" in sys.argv[1:] else SEEDS
-    run_virtual(batch("math", 8, 0.5, 0, barrier=False))  # so that no cell pays for imports
-    with screen.status("playing on a virtual clock …"):
+    with screen.status("playing on a virtual clock …"), rare_collections():  # as in a run
         cells = [cell(kind, size, share, seeds) for kind in TEAMS for size in BATCHES for share in APPROVALS]
     title = f"{SLOTS} slots, {len(seeds)} seeds"
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, title_justify="left")

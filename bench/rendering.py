@@ -5,13 +5,14 @@
 Prints a table and writes `bench/results/rendering.json`. The episode has 128 turns and 60,000 tokens. Times are CPU
 time of this process, on one thread, the median of the repeats. *rollwright* is what a session does: join the ids of
 the turns and add those of the new message. The limit is that without the new message: one pass over the ids. The
-tokenizer is trained here on this project's documentation. Takes about half a minute.
+texts are pages of Python's language reference, on which the tokenizer is trained here, too: the same ones whatever becomes
+of this project's own pages. Takes about half a minute.
 """
 
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
+from pydoc_data.topics import topics
 from statistics import median
 from typing import Any
 
@@ -25,7 +26,8 @@ from rollwright.engines.rendering import PackageRenderer, TemplateRenderer
 from rollwright.models.tiny import tiny_tokenizer
 from rollwright.trajectory import FinishReason, Message, Turn, full_prompt, token_ids
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES = 40
+"""Pages of the language reference, which Python brings along for `help()`."""
 VOCABULARY = 8192
 """About four characters a token, as in a real one."""
 
@@ -66,7 +68,7 @@ Renderer = TemplateRenderer | PackageRenderer
 
 def main() -> None:
     console = Console()
-    pages = [page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md"))]
+    pages = [topics[name] for name in sorted(topics)[:PAGES]]
     tokenizer: Any = tiny_tokenizer(pages, VOCABULARY)
     tokenizer.chat_template = SMOLLM2_TEMPLATE
     tokenizer.add_tokens(QWEN3, special_tokens=True)

@@ -1,4 +1,4 @@
-"""Does a process with 50,000 episodes in flight still cost as little for each as one with 1,000?
+"""Does a process with 100,000 episodes in flight still cost as little for each as one with 1,000?
 
     python bench/scale.py
 
@@ -10,12 +10,15 @@ The engine answers nobody before all episodes are in flight, because the first w
 From then on as many are kept in flight: twice as many rollouts are open, and whoever has played one takes the next,
 while batches are handed out. The clock starts when so much time has passed that beginnings, turns and ends come mixed,
 and stops after several turns of each episode. The smaller sizes are measured before and after the largest, which takes
-minutes, and their mean counts: a machine that becomes slower meanwhile slows them, too. On two idle cores it takes about
-six minutes.
+minutes, and their mean counts: a machine that becomes slower meanwhile slows them, too. **Exit** is the time from the end of
+the last measurement, with all episodes in flight, to the end of the process. On two idle cores it takes about a quarter of
+an hour; `python bench/scale.py --sizes 1000,50000` measures others.
 """
 
 import asyncio
+import gc
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -36,12 +39,12 @@ from rollwright.simulation.engine import SimulatedEngine
 from rollwright.simulation.lengths import LogNormalLength
 from rollwright.simulation.players import SkilledPlayer
 
-SIZES = (1_000, 10_000, 50_000)
+SIZES = (1_000, 10_000, 50_000, 100_000)
 TURNS_PER_SECOND = 1_500
 """About half of what one core can do, so that the event loop's lag shows hiccups and not overload."""
 MEAN_TOKENS = 40.0
 MAX_STEPS = 4
-"""A group is complete with its longest episode, and at 50,000 episodes a turn takes half a minute."""
+"""A group is complete with its longest episode, and at 100,000 episodes a turn takes a minute."""
 GROUP_SIZE = 5
 BATCH = 500
 """Trajectories, at every size: what is handed out at once holds the event loop for as long everywhere."""
@@ -51,7 +54,7 @@ MEASURED_TURNS = 3
 """For each episode in flight: about as many as one has."""
 LEAST_SECONDS = 20.0
 """A small size is measured for at least so long."""
-MOST_SECONDS = 240.0
+MOST_SECONDS = 600.0
 """Twice what the largest size takes; a machine that needs longer has something else to do."""
 LEAST_INFLIGHT = 0.9
 """Share of its size that must be in flight on average; with less, the figures would be those of a smaller size."""
@@ -62,6 +65,11 @@ def resident() -> int:
     """Bytes of memory this process holds."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
+
+
+def resident_peak() -> int:
+    """Most bytes of memory that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class HeldEngine(SimulatedEngine):
@@ -152,6 +160,9 @@ async def play(size: int) -> dict[str, Any]:
         turns, claimed = run.activity.turns - turns, run.activity.claimed - claimed
         watching.cancel()
         taking.cancel()
+        leaving = time.time()
+        exit_cpu = time.process_time()
+    exit_cpu = time.process_time() - exit_cpu
     if (mean_inflight := sum(inflight) / len(inflight)) < LEAST_INFLIGHT * size:
         raise SystemExit(f"{size} episodes: the machine is too busy, only {mean_inflight:.0f} were in flight")
     lags.sort()
@@ -162,6 +173,9 @@ async def play(size: int) -> dict[str, Any]:
         "turns": turns,
         "turns_per_second": turns / wall,
         "kib_per_episode": held / size / 1024,
+        "mib": resident_peak() >> 20,
+        "exit_cpu_seconds": exit_cpu,
+        "leaving": leaving,
         "cpu_ms_per_turn": 1000 * cpu / turns,
         "lag_p50_ms": 1000 * lags[len(lags) // 2],
         "lag_p99_ms": 1000 * lags[int(len(lags) * 0.99)],
@@ -170,35 +184,51 @@ async def play(size: int) -> dict[str, Any]:
 
 def main() -> None:
     if len(sys.argv) == 2:
-        print(json.dumps(run_async(play(int(sys.argv[1])))))
+        print(json.dumps(run_async(play(int(sys.argv[1])))), flush=True)
+        gc.freeze()  # as the `rollwright` command ends
         return
+    sizes = tuple(map(int, sys.argv[2].split(","))) if sys.argv[1:2] == ["--sizes"] else SIZES
     screen = console()
-    measured: dict[int, list[dict[str, Any]]] = {size: [] for size in SIZES}
-    for size in (*SIZES, *reversed(SIZES[:-1])):
+    measured: dict[int, list[dict[str, Any]]] = {size: [] for size in sizes}
+    for size in (*sizes, *reversed(sizes[:-1])):
         with screen.status(f"{size:,} episodes in flight …"):
             done = subprocess.run([sys.executable, __file__, str(size)], capture_output=True, text=True)
+            ended = time.time()
             if done.returncode:
                 raise SystemExit(done.stderr.strip().splitlines()[-1])
-            measured[size].append(json.loads(done.stdout))
+            row = json.loads(done.stdout)
+            row["exit_seconds"] = ended - row.pop("leaving")
+            measured[size].append(row)
     rows = [{key: mean(each[key] for each in runs) for key in runs[0]} for runs in measured.values()]
     table = Table(box=box.SIMPLE_HEAD, title="episodes in flight in one process", title_justify="left")
-    for name in ("episodes", "turns/s", "KiB/episode", "CPU ms/turn", "lag p50 ms", "lag p99 ms"):
+    for name in (
+        "episodes",
+        "turns/s",
+        "KiB/episode",
+        "MiB",
+        "CPU ms/turn",
+        "lag p50 ms",
+        "lag p99 ms",
+        "exit s",
+    ):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
             f"{row['episodes']:,}",
             f"{row['turns_per_second']:,.0f}",
             f"{row['kib_per_episode']:.1f}",
+            f"{row['mib']:,.0f}",
             f"{row['cpu_ms_per_turn']:.3f}",
             f"{row['lag_p50_ms']:.2f}",
             f"{row['lag_p99_ms']:.2f}",
+            f"{row['exit_seconds']:.2f}",
         )
     screen.print(table)
     growth = {key: rows[-1][key] / rows[0][key] for key in ("kib_per_episode", "cpu_ms_per_turn")}
     for key, ratio in growth.items():
         verdict = "met" if ratio <= MOST_GROWTH else "NOT met"
         screen.print(
-            f"{key}: {ratio:.2f}x from {SIZES[0]:,} to {SIZES[-1]:,} (target <= {MOST_GROWTH}): {verdict}"
+            f"{key}: {ratio:.2f}x from {sizes[0]:,} to {sizes[-1]:,} (target <= {MOST_GROWTH}): {verdict}"
         )
     write_results("scale", {"sizes": rows, "growth": growth})
 

@@ -22,6 +22,7 @@ from results_file import write_results
 from rollwright.cli.console import console
 from rollwright.config import RunConfig, build
 from rollwright.engines.rendering import make_renderer
+from rollwright.engines.settings import TorchServingConfig
 from rollwright.engines.torch import TorchPolicy
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
 from rollwright.run.run import Run
@@ -80,7 +81,9 @@ def configuration(shape: str) -> RunConfig:
 async def measured(shape: str, cache: bool) -> Figures:
     tokenizer = tiny_tokenizer([PAGE.read_text(encoding="utf-8")], VOCABULARY)
     model = tiny_llama(len(tokenizer), hidden_size=WIDE, layers=LAYERS, max_length=4096)
-    policy = TorchPolicy(model, make_renderer(tokenizer), prefix_cache_mb=CACHE_MB if cache else 0)
+    policy = TorchPolicy(
+        model, make_renderer(tokenizer), TorchServingConfig(prefix_cache_mb=CACHE_MB if cache else 0)
+    )
     counters = policy.counters
     async with Run(configuration(shape), policy=policy) as run:
         began = time.process_time()

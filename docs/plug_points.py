@@ -8,9 +8,11 @@ from rollwright.registry import Registry, import_object
 REGISTRIES = (
     "rollwright.envs.registry:ENVIRONMENTS",
     "rollwright.agents.settings:AGENTS",
+    "rollwright.rollout.settings.agents:CLI_AGENTS",
     "rollwright.tools.settings:TOOLS",
     "rollwright.engines.settings:POLICIES",
     "rollwright.engines.settings:DIALECTS",
+    "rollwright.engines.settings:ROUTING",
     "rollwright.rewards.settings:REWARDS",
     "rollwright.training.settings:ADVANTAGES",
     "rollwright.training.settings:LOSSES",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rollwright.engines.base import UpdateMode as UpdateMode
     from rollwright.engines.base import Weights as Weights
     from rollwright.engines.rendering.bytes import BytesRenderer as BytesRenderer
+    from rollwright.engines.settings import TorchServingConfig as TorchServingConfig
     from rollwright.engines.torch.policy import TorchPolicy as TorchPolicy
     from rollwright.envs.base import Env as Env
     from rollwright.envs.base import EnvironmentFailure as EnvironmentFailure
@@ -132,6 +133,7 @@ _PLACES = {
     "SimulatedEngine": "rollwright.simulation.engine",
     "ToolSpec": "rollwright.engines.base",
     "TorchPolicy": "rollwright.engines.torch.policy",
+    "TorchServingConfig": "rollwright.engines.settings",
     "UpdateMode": "rollwright.engines.base",
     "Weights": "rollwright.engines.base",
     "simulated_server": "rollwright.simulation.server_process",
@@ -214,6 +216,7 @@ __all__ = [
     "ToolSpec",
     "Toolbox",
     "TorchPolicy",
+    "TorchServingConfig",
     "TrainingResult",
     "Trajectory",
     "Turn",

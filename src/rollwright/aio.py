@@ -16,7 +16,7 @@ import asyncio
 import concurrent.futures
 import selectors
 from asyncio import Future
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
@@ -55,6 +55,22 @@ async def shielded(call: Awaitable[Result]) -> Result:
     except asyncio.CancelledError:
         await asyncio.gather(inner, return_exceptions=True)
         raise
+
+
+async def together(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Await calls concurrently; return their results in the order of the calls. If one fails, the others are cancelled
+    and awaited first."""
+    waiting = list(calls)
+    if len(waiting) == 1:
+        return [await waiting[0]]
+    tasks = [asyncio.ensure_future(call) for call in waiting]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        if not all(task.done() for task in tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _current_task() -> "asyncio.Task[Any] | None":

@@ -133,3 +133,15 @@ def test_completion_can_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert done.exit_code == 0, done.output
     scripts = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert any("_ROLLWRIGHT_COMPLETE" in file.read_text(encoding="utf-8") for file in scripts)
+
+
+def test_a_command_ends_without_looking_at_all_its_objects_again_and_with_its_exit_handlers() -> None:
+    program = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print('frozen', gc.get_freeze_count() > 1000, len(gc.get_objects()) < 1000))\n"
+        "sys.argv = ['rollwright', '--version']\n"
+        "from rollwright.cli.entry import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "frozen True True"

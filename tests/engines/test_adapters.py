@@ -5,7 +5,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -14,10 +13,10 @@ from rollwright.engines.base import EngineError, Generation, Prompt, Sampling, U
 from rollwright.engines.http_policy import HttpEnginePolicy
 from rollwright.engines.llama_cpp import LlamaCppDialect
 from rollwright.engines.rendering.bytes import BytesRenderer
+from rollwright.engines.settings import EngineServersConfig
 from rollwright.engines.sglang import SglangDialect
 from rollwright.engines.vllm import VllmDialect
 from rollwright.errors import ConfigError
-from rollwright.http.retry import RetryPolicy
 from rollwright.models import weights_checksum
 from rollwright.trajectory import Message, expand_versions
 
@@ -159,7 +158,7 @@ class Sglang(AdapterServer):
 
 
 @asynccontextmanager
-async def opened(*servers: AdapterServer, **settings: Any) -> AsyncIterator[HttpEnginePolicy]:
+async def opened(*servers: AdapterServer) -> AsyncIterator[HttpEnginePolicy]:
     runners, urls = [], []
     for server in servers:
         app = web.Application()
@@ -170,7 +169,8 @@ async def opened(*servers: AdapterServer, **settings: Any) -> AsyncIterator[Http
         runners.append(runner)
         urls.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
     dialect = VllmDialect("base") if isinstance(servers[0], Vllm) else SglangDialect()
-    policy = HttpEnginePolicy(urls, dialect, RENDERER, retry=RetryPolicy(max_retries=2), **settings)
+    settings = EngineServersConfig(base_urls=urls, max_retries=2)
+    policy = HttpEnginePolicy(settings, dialect, RENDERER)
     try:
         yield policy
     finally:

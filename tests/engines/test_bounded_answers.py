@@ -10,6 +10,7 @@ from rollwright.engines import EngineError, Prompt, Sampling
 from rollwright.engines.llama_cpp import LlamaCppPolicy
 from rollwright.engines.openai import OpenAIPolicy
 from rollwright.engines.rendering.bytes import BytesRenderer
+from rollwright.engines.settings import EngineServersConfig, OpenAIPolicyConfig
 from rollwright.engines.sglang import SglangPolicy
 from rollwright.engines.vllm import VllmPolicy
 from rollwright.http.retry import RetryPolicy
@@ -74,11 +75,17 @@ async def flooding(name: str) -> AsyncIterator[tuple[Flood, str]]:
 
 
 ONCE = RetryPolicy(max_retries=0)
+
+
+def servers(url: str) -> EngineServersConfig:
+    return EngineServersConfig(base_urls=[url], outage_patience=0)
+
+
 POLICIES: dict[str, Callable[[str], VllmPolicy | SglangPolicy | LlamaCppPolicy | OpenAIPolicy]] = {
-    "vllm": lambda url: VllmPolicy(url, "m", BytesRenderer(), retry=ONCE, outage_patience=0),
-    "sglang": lambda url: SglangPolicy(url, BytesRenderer(), retry=ONCE, outage_patience=0),
-    "llama_cpp": lambda url: LlamaCppPolicy(url, BytesRenderer(), retry=ONCE, outage_patience=0),
-    "openai": lambda url: OpenAIPolicy(f"{url}/v1", "m", retry=ONCE),
+    "vllm": lambda url: VllmPolicy(servers(url), "m", BytesRenderer(), retry=ONCE),
+    "sglang": lambda url: SglangPolicy(servers(url), BytesRenderer(), retry=ONCE),
+    "llama_cpp": lambda url: LlamaCppPolicy(servers(url), BytesRenderer(), retry=ONCE),
+    "openai": lambda url: OpenAIPolicy(OpenAIPolicyConfig(base_url=f"{url}/v1", model="m"), retry=ONCE),
 }
 
 

@@ -32,6 +32,7 @@ from rollwright.engines.openai_api import ChatApi
 from rollwright.engines.partial import PartialCompletion
 from rollwright.engines.rendering import make_renderer
 from rollwright.engines.rendering.bytes import VOCABULARY_SIZE, BytesRenderer
+from rollwright.engines.settings import OpenAIPolicyConfig, TorchServingConfig
 from rollwright.engines.sglang import SglangDialect
 from rollwright.engines.torch import TorchPolicy
 from rollwright.engines.vllm import VllmDialect, VllmPolicy
@@ -138,7 +139,7 @@ async def test_an_interrupted_constrained_completion_starts_again_at_an_engine(t
 def tiny(seed: int = 0, **options: Any) -> TorchPolicy:
     set_threads()
     model = tiny_llama(VOCABULARY_SIZE, hidden_size=32, initializer_range=0.3, seed=seed)
-    return TorchPolicy(model, BytesRenderer(), **options)
+    return TorchPolicy(model, BytesRenderer(), TorchServingConfig(**options))
 
 
 def asked(number: int) -> Prompt:
@@ -221,8 +222,10 @@ def test_a_chat_api_is_asked_for_the_format_and_enforces_it_itself() -> None:
     assert [tool["function"]["name"] for tool in forced["tools"]] == ["list", "save"]
     typed = json.loads(api.request(prompt, Sampling(output=or_call(json_schema(PERSON, "person"), TOOLS))))
     assert typed["response_format"]["json_schema"] == {"name": "person", "schema": PERSON}
-    assert constrains_output(OpenAIPolicy("http://127.0.0.1:1/v1", "m"))
-    assert not constrains_output(OpenAIPolicy("http://127.0.0.1:1/v1", "m", api="completions"))
+    assert constrains_output(OpenAIPolicy(OpenAIPolicyConfig(base_url="http://127.0.0.1:1/v1", model="m")))
+    assert not constrains_output(
+        OpenAIPolicy(OpenAIPolicyConfig(base_url="http://127.0.0.1:1/v1", model="m", api="completions"))
+    )
 
 
 async def test_a_tokenizer_of_whole_words_is_masked_as_well() -> None:

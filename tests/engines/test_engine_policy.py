@@ -22,6 +22,7 @@ from rollwright.engines.base import (
 )
 from rollwright.engines.pool import SILENCE_SECONDS
 from rollwright.engines.rendering.bytes import END, VOCABULARY_SIZE, BytesRenderer
+from rollwright.engines.settings import EngineServersConfig
 from rollwright.engines.vllm import VllmPolicy
 from rollwright.errors import ConfigError
 from rollwright.http.retry import FaultCause, RetryPolicy
@@ -42,8 +43,11 @@ def prompt(place: int, episode: str | None = None) -> Prompt:
 
 @asynccontextmanager
 async def opened(*servers: RunningServer, **options: Any) -> AsyncIterator[VllmPolicy]:
-    settings = {"retry": FAST, "vocabulary_size": VOCABULARY_SIZE, **options}
-    policy = VllmPolicy([server.base_url for server in servers], "simulated", RENDERER, **settings)
+    names = ("api_key", "extra_body", "retry", "version")
+    given = {name: options.pop(name) for name in names if name in options}
+    urls = [server.base_url for server in servers]
+    settings = EngineServersConfig(base_urls=urls, **{"vocabulary_size": VOCABULARY_SIZE, **options})
+    policy = VllmPolicy(settings, "simulated", RENDERER, **{"retry": FAST, **given})
     try:
         yield policy
     finally:
@@ -261,7 +265,7 @@ async def test_episodes_stay_with_their_engine_and_survive_the_loss_of_one() -> 
 async def test_wrong_settings_are_refused_in_one_line() -> None:
     async with simulated_server() as server:
         with pytest.raises(ConfigError, match="the same address is given twice"):
-            VllmPolicy([server.base_url, server.base_url], "m", RENDERER)
+            VllmPolicy(EngineServersConfig(base_urls=[server.base_url] * 2), "m", RENDERER)
     with pytest.raises(ConfigError, match="base_urls: 'nonsense' is not a URL"):
         VllmPolicy("nonsense", "m", RENDERER)
     with pytest.raises(ConfigError, match=r"extra_body\.prompt: cannot be set here"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from rollwright.config import RunConfig, build
 from rollwright.engines.base import UpdateMode, Weights
 from rollwright.engines.rendering.bytes import VOCABULARY_SIZE, BytesRenderer
+from rollwright.engines.settings import EngineServersConfig
 from rollwright.engines.vllm import VllmPolicy
 from rollwright.http.retry import FaultCause, RetryPolicy
 from rollwright.rollout import Batch
@@ -33,12 +34,12 @@ def config() -> RunConfig:
 
 def engine(*urls: str, request_timeout: float = 30.0) -> VllmPolicy:
     return VllmPolicy(
-        urls,
+        EngineServersConfig(
+            base_urls=list(urls), request_timeout=request_timeout, vocabulary_size=VOCABULARY_SIZE
+        ),
         "simulated",
         BytesRenderer(),
         retry=FAST,
-        request_timeout=request_timeout,
-        vocabulary_size=VOCABULARY_SIZE,
     )
 
 

@@ -9,6 +9,7 @@ from rollwright.engines import Sampling
 from rollwright.engines.openai import OpenAIPolicy
 from rollwright.engines.openai_api import sent, shaping
 from rollwright.engines.rendering.bytes import BytesRenderer
+from rollwright.engines.settings import OpenAIPolicyConfig
 from rollwright.engines.vllm import VllmDialect, VllmPolicy
 from rollwright.errors import ConfigError
 from rollwright.simulation.server_process import simulated_server
@@ -39,7 +40,9 @@ def test_what_a_field_does_to_the_distribution_is_known(
 def test_a_value_of_a_wrong_kind_is_refused_before_the_start(extra: dict[str, Any]) -> None:
     for make in (
         lambda: VllmDialect("m", extra),
-        lambda: OpenAIPolicy("http://127.0.0.1:9/v1", "m", extra_body=extra),
+        lambda: OpenAIPolicy(
+            OpenAIPolicyConfig(base_url="http://127.0.0.1:9/v1", model="m", extra_body=extra)
+        ),
     ):
         with pytest.raises(ConfigError, match="extra_body: Expected"):
             make()

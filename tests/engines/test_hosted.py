@@ -15,6 +15,7 @@ from rollwright.engines.base import EngineError, Prompt, Sampling, ToolSpec
 from rollwright.engines.constraints import json_schema
 from rollwright.engines.openai import OpenAIPolicy
 from rollwright.engines.rate_limits import RateLimiter, seconds_of
+from rollwright.engines.settings import OpenAIPolicyConfig
 from rollwright.http.retry import RetryPolicy
 from rollwright.trajectory import Message
 
@@ -92,7 +93,7 @@ async def test_usage_reasoning_and_tools_are_taken_over(api: tuple[HostedApi, st
         "reasoning_content": "two and two",
         "tool_calls": [call],
     }
-    policy = OpenAIPolicy(url, "m")
+    policy = OpenAIPolicy(OpenAIPolicyConfig(base_url=url, model="m"))
     made = await policy.generate(ask(tools=(ToolSpec("add"),)), Sampling(max_tokens=50))
     assert (made.prompt_tokens, made.cached_tokens) == (100, 64)
     assert (made.completion_tokens, made.reasoning_tokens) == (40, 30)
@@ -106,13 +107,17 @@ async def test_usage_reasoning_and_tools_are_taken_over(api: tuple[HostedApi, st
 async def test_the_name_of_the_token_limit_is_found_out_once(api: tuple[HostedApi, str]) -> None:
     hosted, url = api
     hosted.only_completion_limit = True
-    policy = OpenAIPolicy(url, "m", retry=QUICK)
+    policy = OpenAIPolicy(OpenAIPolicyConfig(base_url=url, model="m"), retry=QUICK)
     for number in range(2):
         await policy.generate(ask(number), Sampling(max_tokens=50))
     assert ["max_tokens" in each for each in hosted.bodies] == [True, False, False]
     assert hosted.bodies[-1]["max_completion_tokens"] == 50
     await policy.close()
-    fixed = OpenAIPolicy(url, "m", token_limit="max_completion_tokens", omit=("temperature", "top_p"))
+    fixed = OpenAIPolicy(
+        OpenAIPolicyConfig(
+            base_url=url, model="m", token_limit="max_completion_tokens", omit=("temperature", "top_p")
+        )
+    )
     await fixed.generate(ask(), Sampling(max_tokens=7))
     assert hosted.bodies[-1]["max_completion_tokens"] == 7
     assert not {"temperature", "top_p", "max_tokens"} & hosted.bodies[-1].keys()
@@ -121,7 +126,7 @@ async def test_the_name_of_the_token_limit_is_found_out_once(api: tuple[HostedAp
 
 async def test_a_json_schema_is_asked_for_in_the_apis_words(api: tuple[HostedApi, str]) -> None:
     hosted, url = api
-    policy = OpenAIPolicy(url, "m")
+    policy = OpenAIPolicy(OpenAIPolicyConfig(base_url=url, model="m"))
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}}
     made = await policy.generate(ask(), Sampling(output=json_schema(schema, "sum")))
     assert hosted.bodies[0]["response_format"]["json_schema"]["schema"] == schema
@@ -133,7 +138,7 @@ async def test_a_json_schema_is_asked_for_in_the_apis_words(api: tuple[HostedApi
 async def test_compressed_answers_are_read(api: tuple[HostedApi, str]) -> None:
     hosted, url = api
     hosted.compress = True
-    policy = OpenAIPolicy(url, "m", compress=True)
+    policy = OpenAIPolicy(OpenAIPolicyConfig(base_url=url, model="m", compress=True))
     assert (await policy.generate(ask(), Sampling())).text == "four"
     assert "gzip" in hosted.encodings[0]
     await policy.close()
@@ -144,7 +149,7 @@ async def test_a_storm_of_429_fails_no_call_and_pauses_all_of_them(
 ) -> None:
     hosted, url = api
     hosted.refuse = [(429, {"error": {"message": "slow down"}}, {"Retry-After": "0.05"})] * 40
-    policy = OpenAIPolicy(url, "m", retry=QUICK, rates_folder=tmp_path)
+    policy = OpenAIPolicy(OpenAIPolicyConfig(base_url=url, model="m"), retry=QUICK, rates_folder=tmp_path)
     made = await asyncio.gather(*(policy.generate(ask(number), Sampling()) for number in range(8)))
     assert [each.text for each in made] == ["four"] * 8
     assert len(hosted.bodies) == 48
@@ -156,7 +161,7 @@ async def test_a_used_up_quota_is_told_at_once(api: tuple[HostedApi, str]) -> No
     hosted, url = api
     gone = {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
     hosted.refuse = [(429, gone, {})] * 50
-    policy = OpenAIPolicy(url, "m", retry=QUICK)
+    policy = OpenAIPolicy(OpenAIPolicyConfig(base_url=url, model="m"), retry=QUICK)
     with pytest.raises(EngineError, match="quota"):
         await policy.generate(ask(), Sampling())
     assert len(hosted.bodies) == 1
@@ -166,7 +171,7 @@ async def test_a_used_up_quota_is_told_at_once(api: tuple[HostedApi, str]) -> No
 async def test_patience_with_429_ends(api: tuple[HostedApi, str]) -> None:
     hosted, url = api
     hosted.refuse = [(429, {"error": "busy"}, {})] * 1000
-    policy = OpenAIPolicy(url, "m", retry=QUICK, rate_limit_patience=0.3)
+    policy = OpenAIPolicy(OpenAIPolicyConfig(base_url=url, model="m", rate_limit_patience=0.3), retry=QUICK)
     with pytest.raises(EngineError, match="HTTP 429: busy"):
         await policy.generate(ask(), Sampling())
     await policy.close()
@@ -248,7 +253,9 @@ async def test_calls_wait_for_the_limit_instead_of_being_refused(
     api: tuple[HostedApi, str], tmp_path: Path
 ) -> None:
     hosted, url = api
-    policy = OpenAIPolicy(url, "m", requests_per_minute=1200, rates_folder=tmp_path)
+    policy = OpenAIPolicy(
+        OpenAIPolicyConfig(base_url=url, model="m", requests_per_minute=1200), rates_folder=tmp_path
+    )
     RateLimiter(policy.rates_name, folder=tmp_path, requests_per_minute=1200).pause(0.2)
     began = time.monotonic()
     await asyncio.gather(*(policy.generate(ask(number), Sampling()) for number in range(4)))

@@ -15,8 +15,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from rollwright.config import build
 from rollwright.engines import EngineError, Generation, Prompt, RateLimited, Sampling
 from rollwright.engines.openai import OpenAIPolicy
+from rollwright.engines.settings import OpenAIPolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.http.retry import FaultCause, RetryPolicy
 from rollwright.simulation.server_process import RunningServer, simulated_server
@@ -39,7 +41,9 @@ def now() -> float:
 
 @asynccontextmanager
 async def opened(base_url: str, **options: Any) -> AsyncIterator[OpenAIPolicy]:
-    policy = OpenAIPolicy(base_url, "m", **{"retry": FAST, **options})
+    given = {name: options.pop(name) for name in ("api_key", "retry", "version") if name in options}
+    settings = OpenAIPolicyConfig(base_url=base_url, model="m", **options)
+    policy = OpenAIPolicy(settings, **{"retry": FAST, **given})
     try:
         yield policy
     finally:
@@ -156,7 +160,7 @@ async def test_a_storm_of_everything_at_once_is_survived() -> None:
 
 async def test_a_retry_waits_as_long_as_the_server_asks() -> None:
     script = Scripted((429, {}, {"Retry-After": "0.3"}), (200, COMPLETION, {}))
-    async with served(script) as url, opened(url, retry=RetryPolicy(first=0.001, longest=10)) as policy:
+    async with served(script) as url, opened(url, retry=RetryPolicy(5, first=0.001, longest=10)) as policy:
         start = now()
         await policy.generate(prompt("k"), Sampling())
         assert now() - start >= 0.3
@@ -165,7 +169,7 @@ async def test_a_retry_waits_as_long_as_the_server_asks() -> None:
 async def test_a_date_in_retry_after_is_understood() -> None:
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
     script = Scripted((503, {}, {"Retry-After": later}), (200, COMPLETION, {}))
-    async with served(script) as url, opened(url, retry=RetryPolicy(first=0.001, longest=10)) as policy:
+    async with served(script) as url, opened(url, retry=RetryPolicy(5, first=0.001, longest=10)) as policy:
         start = now()
         await policy.generate(prompt("k"), Sampling())
         assert now() - start >= 0.8  # a date has whole seconds: of the 2 s up to one is rounded away
@@ -173,7 +177,7 @@ async def test_a_date_in_retry_after_is_understood() -> None:
 
 async def test_no_server_can_make_a_call_wait_for_ever() -> None:
     script = Scripted((429, {}, {"Retry-After": "86400"}), (200, COMPLETION, {}))
-    async with served(script) as url, opened(url, retry=RetryPolicy(first=0.001, longest=0.05)) as policy:
+    async with served(script) as url, opened(url, retry=RetryPolicy(5, first=0.001, longest=0.05)) as policy:
         async with asyncio.timeout(30):
             made = await policy.generate(prompt("k"), Sampling())
         assert made.finish == "stop"
@@ -314,7 +318,7 @@ def use_in_two_loops(url: str, close_in_the_first: bool) -> list[str]:
     """Plays in one event loop after the other, and gives the warnings of what was left open."""
 
     def use() -> None:
-        policy = OpenAIPolicy(url, "m")
+        policy = OpenAIPolicy(OpenAIPolicyConfig(base_url=url, model="m"))
 
         async def main(close: bool) -> None:
             await generate_many(policy, 3)
@@ -364,20 +368,35 @@ async def test_the_version_is_what_it_was_last_set_to() -> None:
         ({"base_url": "127.0.0.1:8000"}, "base_url: '127.0.0.1:8000' is not a URL like http://"),
         ({"base_url": "ftp://host/v1"}, "base_url: 'ftp://host/v1' is not a URL like http://"),
         ({"base_url": "http://host:port/v1"}, "base_url: 'http://host:port/v1' is not a URL"),
-        ({"base_url": "http://me:pw@host/v1"}, "base_url: holds a user name or password"),
-        ({"api": "responses"}, "api: 'responses' is unknown; accepted: chat, completions"),
         ({"api_key_env": "NO_SUCH_VARIABLE"}, "the environment variable NO_SUCH_VARIABLE is not set"),
         ({"api_key_env": "HOME", "api_key": "k"}, "api_key and api_key_env: give one of them"),
         ({"api_key": "two\nlines"}, "api_key: holds a character that no HTTP header can carry"),
-        ({"request_timeout": 0}, "request_timeout: 0 is not a time"),
-        ({"max_connections": 0}, "max_connections: 0 is too few"),
         ({"extra_body": {"stream": True}}, "extra_body.stream: cannot be set here"),
         ({"extra_body": {"logit_bias": object()}}, "extra_body: not plain data"),
     ],
 )
 def test_wrong_settings_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    api_key = options.pop("api_key", None)
+    settings = OpenAIPolicyConfig(**{"base_url": "http://host/v1", "model": "m", **options})
     with pytest.raises(ConfigError) as refusal:
-        OpenAIPolicy(**{"base_url": "http://host/v1", "model": "m", **options})
+        OpenAIPolicy(settings, api_key=api_key)
+    assert message in str(refusal.value)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"base_url": "http://me:pw@host/v1"}, "policy.base_url: holds a password or a key"),
+        ({"api": "responses"}, "policy.api: got 'responses'"),
+        ({"request_timeout": 0}, "policy.request_timeout: got 0"),
+        ({"max_connections": 0}, "policy.max_connections: got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    policy = {"kind": "openai", "base_url": "http://host/v1", "model": "m", **options}
+    with pytest.raises(ConfigError) as refusal:
+        build({"policy": policy, "train_env_manager": {"num_env_groups": 1, "tags": ["FrozenLake"]}})
     assert message in str(refusal.value)
     assert len(str(refusal.value).splitlines()) == 1
 

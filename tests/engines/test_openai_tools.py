@@ -18,6 +18,7 @@ from rollwright.engines import EngineError, Prompt, Sampling
 from rollwright.engines.base import ToolSpec
 from rollwright.engines.openai import OpenAIPolicy
 from rollwright.engines.openai_api import ChatApi
+from rollwright.engines.settings import OpenAIPolicyConfig
 from rollwright.errors import ConfigError, FormatError
 from rollwright.gateway import Gateway, RolloutRecorder
 from rollwright.http.retry import RetryPolicy
@@ -83,7 +84,10 @@ async def hosted(server: HostedApi, **options: Any) -> AsyncIterator[OpenAIPolic
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    policy = OpenAIPolicy(f"http://127.0.0.1:{port}/v1", "m", retry=RetryPolicy(max_retries=0), **options)
+    policy = OpenAIPolicy(
+        OpenAIPolicyConfig(base_url=f"http://127.0.0.1:{port}/v1", model="m", **options),
+        retry=RetryPolicy(max_retries=0),
+    )
     try:
         yield policy
     finally:

@@ -16,6 +16,7 @@ import pytest
 
 from rollwright.engines import EngineError, Prompt, Sampling
 from rollwright.engines.openai import OpenAIPolicy
+from rollwright.engines.settings import OpenAIPolicyConfig
 from rollwright.errors import ConfigError
 from rollwright.http import Url
 from rollwright.http.proxy import proxy_for
@@ -146,7 +147,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def ask(url: str, max_tokens: int = 16) -> str:
-    policy = OpenAIPolicy(url, "m", api_key="secret", retry=RetryPolicy(max_retries=0))
+    policy = OpenAIPolicy(
+        OpenAIPolicyConfig(base_url=url, model="m"), api_key="secret", retry=RetryPolicy(max_retries=0)
+    )
     try:
         return (await policy.generate(PROMPT, Sampling(max_tokens=max_tokens))).text
     finally:
@@ -284,7 +287,7 @@ def test_a_scheme_has_its_own_proxy(environment: pytest.MonkeyPatch) -> None:
 def test_a_proxy_that_cannot_be_used_is_refused_before_the_start(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("ALL_PROXY", "socks5://me:word@proxy:1080")
     with pytest.raises(ConfigError, match="all_proxy: 'socks5://proxy' is not a usable proxy") as caught:
-        OpenAIPolicy(f"https://{HOST}/v1", "m")
+        OpenAIPolicy(OpenAIPolicyConfig(base_url=f"https://{HOST}/v1", model="m"))
     assert "word" not in str(caught.value)
 
 
@@ -292,16 +295,17 @@ def test_a_missing_library_is_told_in_one_line_where_a_proxy_needs_it(
     environment: pytest.MonkeyPatch,
 ) -> None:
     environment.setitem(sys.modules, "aiohttp", None)  # type: ignore[arg-type]
-    OpenAIPolicy(f"https://{HOST}/v1", "m")
+    OpenAIPolicy(OpenAIPolicyConfig(base_url=f"https://{HOST}/v1", model="m"))
     environment.setenv("https_proxy", "http://proxy:3128")
     with pytest.raises(ConfigError, match=r"install rollwright\[hosted\], or name the host in no_proxy"):
-        OpenAIPolicy(f"https://{HOST}/v1", "m")
+        OpenAIPolicy(OpenAIPolicyConfig(base_url=f"https://{HOST}/v1", model="m"))
 
 
 def test_without_a_proxy_the_library_is_not_imported() -> None:
     code = (
         "import sys\nfrom rollwright.engines.openai import OpenAIPolicy\n"
-        "OpenAIPolicy('https://api.example.org/v1', 'm')\nassert 'aiohttp' not in sys.modules"
+        "from rollwright.engines.settings import OpenAIPolicyConfig\n"
+        "OpenAIPolicy(OpenAIPolicyConfig(base_url='https://api.example.org/v1', model='m'))\nassert 'aiohttp' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -311,7 +315,10 @@ async def test_a_policy_can_be_used_from_one_event_loop_after_another(
     environment: pytest.MonkeyPatch,
 ) -> None:
     def twice() -> list[Any]:
-        policy = OpenAIPolicy(f"http://{HOST}:{port}/v1", "m", retry=RetryPolicy(max_retries=0))
+        policy = OpenAIPolicy(
+            OpenAIPolicyConfig(base_url=f"http://{HOST}:{port}/v1", model="m"),
+            retry=RetryPolicy(max_retries=0),
+        )
         first = asyncio.run(policy.generate(PROMPT, Sampling())).text
 
         async def again() -> str:

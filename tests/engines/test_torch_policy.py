@@ -13,6 +13,7 @@ from transformers import LlamaForCausalLM
 from rollwright.config import build
 from rollwright.engines.base import EngineError, Generation, Probed, Prompt, Sampling, Updatable, UpdateMode
 from rollwright.engines.rendering.bytes import END, VOCABULARY_SIZE, BytesRenderer
+from rollwright.engines.settings import TorchServingConfig
 from rollwright.engines.torch import TorchPolicy
 from rollwright.engines.torch.batcher import nucleus
 from rollwright.engines.torch.kv_cache import KVCache, cache_bytes, cache_shape
@@ -38,7 +39,8 @@ def model(seed: int = 0, **more: Any) -> LlamaForCausalLM:
 
 
 def policy(of: LlamaForCausalLM | None = None, **more: Any) -> TorchPolicy:
-    return TorchPolicy(of or model(), BytesRenderer(), **more)
+    own = {name: more.pop(name) for name in ("tokens_per_step", "cache_bytes", "version") if name in more}
+    return TorchPolicy(of or model(), BytesRenderer(), TorchServingConfig(**more), **own)
 
 
 def ids(number: int, length: int, shared: int = 0) -> TokenIds:
@@ -353,8 +355,8 @@ async def test_what_the_model_cannot_take_is_refused_in_one_line() -> None:
             await it.generate(prompt(1, 10), wrong)
     made = await it.generate(prompt(1, 60), Sampling(max_tokens=50))
     assert made.completion_tokens <= 4
-    with pytest.raises(ConfigError, match="max_batch: 0 is too few"):
-        policy(max_batch=0)
+    with pytest.raises(ConfigError, match="tokens_per_step: 0 is too few"):
+        policy(tokens_per_step=0)
     await it.close()
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rollwright.engines.base import Prompt, Sampling, UpdateMode, Weights
+from rollwright.engines.settings import TorchPolicyConfig
 from rollwright.engines.torch import TorchPolicy, load_policy
 from rollwright.models import fetch, load_model
 from rollwright.trajectory import FinishReason, Message, expand_versions
@@ -18,7 +19,7 @@ QUESTIONS = ("What is the capital of France?", "Name a colour.", "Say hello in G
 @pytest.fixture(scope="module")
 def policy() -> TorchPolicy:
     fetch("smollm2")
-    return load_policy("smollm2", "template")
+    return load_policy(TorchPolicyConfig(model="smollm2", renderer="template"))
 
 
 def ask(policy: TorchPolicy, question: str, number: int = 0) -> Prompt:

@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from rollwright.engines.base import EngineError, Generation, Prompt, Sampling, UpdateMode, Weights
 from rollwright.engines.rendering.bytes import VOCABULARY_SIZE, BytesRenderer
+from rollwright.engines.settings import TorchServingConfig
 from rollwright.engines.torch import TorchPolicy
 from rollwright.errors import ConfigError, FormatError, RollwrightError
 from rollwright.models.loading import set_threads, weights_checksum
@@ -36,7 +37,8 @@ def weights(version: int) -> Weights:
 
 
 def policy(**more: Any) -> TorchPolicy:
-    return TorchPolicy(model(0), BytesRenderer(), **more)
+    own = {name: more.pop(name) for name in ("tokens_per_step", "cache_bytes", "version") if name in more}
+    return TorchPolicy(model(0), BytesRenderer(), TorchServingConfig(**more), **own)
 
 
 def prompt(number: int, length: int = 40) -> Prompt:

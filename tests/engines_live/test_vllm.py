@@ -14,6 +14,7 @@ from rollwright.config import build
 from rollwright.engines.base import Generation, Prompt, Renderer, Sampling, UpdateMode, Weights
 from rollwright.engines.http_policy import HttpEnginePolicy
 from rollwright.engines.partial import PartialCompletion, Piece
+from rollwright.engines.settings import EngineServersConfig
 from rollwright.engines.vllm import VllmDialect
 from rollwright.run.run import Run
 from rollwright.trajectory import Message, Trajectory, expand_versions, full_prompt, samples
@@ -78,7 +79,9 @@ async def opened(
     server: "VllmServer", renderer: Renderer, extra_body: dict[str, Any] | None = None
 ) -> AsyncIterator[HttpEnginePolicy]:
     dialect = Listening("smollm2", extra_body or {})
-    policy = HttpEnginePolicy(server.url, dialect, renderer, vocabulary_size=VOCABULARY)
+    policy = HttpEnginePolicy(
+        EngineServersConfig(base_urls=[server.url], vocabulary_size=VOCABULARY), dialect, renderer
+    )
     SEEN.clear()
     try:
         yield policy

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollwright.engines.base import Prompt, Sampling
+from rollwright.engines.settings import TorchServingConfig
 from rollwright.engines.torch import TorchPolicy
 from rollwright.models.loading import load_model
 from rollwright.training.rows import Row
@@ -78,7 +79,9 @@ def main() -> None:
     libraries = resident()
     model = load_model(folder)
     vocabulary = model.config.vocab_size
-    asyncio.run(play(TorchPolicy(model, NoText(), prefix_cache_mb=0), calls, length, vocabulary))
+    asyncio.run(
+        play(TorchPolicy(model, NoText(), TorchServingConfig(prefix_cache_mb=0)), calls, length, vocabulary)
+    )
     played = peak()
     settings = TrainerSettings(learning_rate=1e-5, tokens_per_micro_batch=tokens, max_logprob_gap=1e9)
     trainer = Trainer(load_model(folder), settings)

@@ -9,6 +9,7 @@ import pytest
 from rollwright.engines.base import EngineError, Generation, Policy, Prompt, Sampling
 from rollwright.engines.openai import OpenAIPolicy
 from rollwright.engines.rendering.bytes import END, BytesRenderer
+from rollwright.engines.settings import OpenAIPolicyConfig
 from rollwright.rewards import RewardFailure, Rewards
 from rollwright.rewards.judge import Unparsed, mark_of, parse_score, shorten
 from rollwright.simulation.server_process import simulated_server
@@ -200,7 +201,7 @@ async def test_a_judge_over_http_that_writes_filler_is_a_failure_after_the_tries
     attempt_with: Attempts,
 ) -> None:
     async with simulated_server() as server:
-        policy = OpenAIPolicy(server.base_url, "m")
+        policy = OpenAIPolicy(OpenAIPolicyConfig(base_url=server.base_url, model="m"))
         rewards = judged_by(policy, retries=1, max_tokens=100_000)
         with pytest.raises(RewardFailure, match="the judge gave no verdict in 2 replies: its last line is"):
             await rewards.evaluate(TASK, attempt_with())

@@ -209,8 +209,12 @@ def test_a_wrong_agent_shows_before_anything_is_played(
 
 
 def test_an_agent_without_tasks_is_refused(tmp_path: Path) -> None:
+    settings = {
+        "custom_envs": {"FrozenLake": {"agent": "a:b"}},
+        "train_env_manager": {"num_env_groups": 1, "tags": ["FrozenLake"]},
+    }
     with pytest.raises(ConfigError, match=r"custom_envs\.FrozenLake\.agent: is a setting of `tasks`"):
-        build({"custom_envs": {"FrozenLake": {"agent": "a:b"}}})
+        check_config(build(settings))
 
 
 def test_a_killed_run_pays_no_recorded_call_of_an_agent_twice(

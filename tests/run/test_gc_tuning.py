@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollwright.run import gc_tuning
-from rollwright.run.gc_tuning import growth, rare_collections, short_collections
+from rollwright.run.gc_tuning import growth, no_collections, rare_collections, short_collections
 
 
 class Loop:
@@ -22,6 +22,22 @@ class Loop:
 def test_a_large_process_may_grow_by_more_before_it_is_looked_at() -> None:
     assert growth(0) == growth(100_000) == gc_tuning.LEAST_GROWTH
     assert growth(9_000_000) == 3_000_000
+
+
+def test_nothing_is_collected_while_very_much_ends() -> None:
+    began: list[str] = []
+
+    def note(phase: str, info: Any) -> None:
+        began.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        with no_collections():
+            kept = [Loop() for _ in range(100_000)]
+            collections = len(began)
+        assert (collections, len(kept), gc.isenabled()) == (0, 100_000, True)
+    finally:
+        gc.callbacks.remove(note)
 
 
 def test_what_was_set_before_is_set_again() -> None:

@@ -8,6 +8,7 @@ import pytest
 from rollwright.config import build
 from rollwright.engines.base import Generation, Prompt, Sampling
 from rollwright.errors import RollwrightError, RunClosed
+from rollwright.rollout import Fate
 from rollwright.run.run import Run
 from rollwright.simulation.players import RandomPlayer
 
@@ -41,6 +42,20 @@ async def test_closing_a_run_tells_whoever_waits_for_a_batch_that_it_was_closed(
         for each in calls:
             with pytest.raises(RunClosed, match="was closed while a batch was waited for"):
                 await each
+
+
+async def test_each_episode_is_stopped_once_and_everything_is_accounted_for() -> None:
+    """A thousand episodes in flight end with the run: the store need not tell each of them first."""
+    manager = {"num_env_groups": 100, "group_size": 10, "tags": ["FrozenLake"]}
+    sizes = {"max_inflight": 1000, "rollout_batch_size": 1000, "async_generation_ratio": 1}
+    run = Run(build({**sizes, "train_env_manager": manager}), policy=Silent())
+    await run.__aenter__()
+    while run.activity.claimed < 1000:
+        await asyncio.sleep(0.001)
+    await run.__aexit__(None, None, None)
+    assert (run.activity.withdrawn, run.activity.refused, run.activity.inflight) == (0, 0, 0)
+    assert run.ledger.counts[Fate.RUNNING] == 0
+    assert run.ledger.counts[Fate.CANCELLED] == run.ledger.opened >= 1000
 
 
 async def test_a_caller_that_was_cancelled_is_cancelled() -> None:

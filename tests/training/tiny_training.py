@@ -6,6 +6,7 @@ from typing import Any
 
 from rollwright.config import RunConfig, build
 from rollwright.engines.rendering.bytes import VOCABULARY_SIZE, BytesRenderer
+from rollwright.engines.settings import TorchServingConfig
 from rollwright.engines.torch import TorchPolicy
 from rollwright.envs.base import PromptTemplates, Reset, Step
 from rollwright.models import load_model
@@ -69,7 +70,7 @@ def configuration(model: Path, *overrides: str, **more: Any) -> RunConfig:
 
 
 def policy(model: Path) -> TorchPolicy:
-    return TorchPolicy(load_model(model), BytesRenderer(), batch_invariant=True)
+    return TorchPolicy(load_model(model), BytesRenderer(), TorchServingConfig(batch_invariant=True))
 
 
 async def train(runs: Path, config: RunConfig, model: Path) -> TrainingRun:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         bounded,
         failed,
         timed_out,
-        together,
     )
     from rollwright.agents.journal import (
         AttemptInterrupted,
@@ -48,7 +47,6 @@ __all__ = [
     "entries",
     "failed",
     "timed_out",
-    "together",
 ]
 
 __getattr__ = lazy_names(
@@ -72,6 +70,5 @@ __getattr__ = lazy_names(
         "entries": "journal",
         "failed": "failures",
         "timed_out": "failures",
-        "together": "failures",
     },
 )

@@ -6,9 +6,9 @@ cancellation that the attempt's owner asked for passes through untouched.
 """
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Awaitable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from rollwright.aio import is_cancellation, timeout_queue
 from rollwright.errors import RollwrightError
@@ -81,22 +81,6 @@ async def bounded(call: Awaitable[Answer], seconds: float, boundary: Boundary, t
         if limit.expired:
             raise timed_out(boundary, f"no answer within {seconds:g} s", turn) from error
         raise failed(boundary, error, turn) from error
-
-
-async def together(calls: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answer]:
-    """Awaits calls concurrently; returns their answers in the order of the calls. If one fails, the others are cancelled
-    and awaited first."""
-    waiting = list(calls)
-    if len(waiting) == 1:
-        return [await waiting[0]]
-    tasks = [asyncio.ensure_future(call) for call in waiting]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        if not all(task.done() for task in tasks):
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def failed(boundary: Boundary, error: BaseException, turn: int) -> EpisodeFailure:

@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from rollwright.agents.call_tree import CallNode, CallTree
-from rollwright.agents.failures import bounded, failed, together
+from rollwright.agents.failures import bounded, failed
 from rollwright.agents.journal import Journal, JournalEntry, name_of, replay
 from rollwright.agents.outcomes import outcome_of
 from rollwright.agents.prompts import PromptBuilder, Question, is_long
 from rollwright.agents.timing import Stopwatch, Waiting
+from rollwright.aio import together
 from rollwright.engines.base import (
     EngineError,
     Parsed,

@@ -36,13 +36,14 @@ class TerminalAgent:
 
     async def __call__(self, task: Any, session: Session) -> str:
         """Plays a row of tasks; returns the last answer."""
-        turn = await self.solve(session, _instruction(task))
+        turn = await self.solve(session, instruction_of(task))
         return "" if turn is None else turn.text
 
     async def solve(self, session: Session, instruction: str) -> Turn | None:
         """Plays to the end; returns the last turn, `None` if there was no room for one."""
+        boxes = current_boxes()
         try:
-            box = await current_boxes().box()
+            box = await boxes.box()
         except BoxError as error:
             raise failed(Boundary.TOOL, error, 0) from error
         messages = [Message("system", self.system), Message("user", instruction)]
@@ -52,14 +53,14 @@ class TerminalAgent:
                 turn = await session.generate(messages, continues=turn, agent="terminal")
             except OutOfRoom:
                 return turn
-            step = await self._act(session, box, turn)
+            step = await self._act(session, box, boxes.agent_user, turn)
             turn = session.observe(turn, step)
             if step.terminated:
                 return turn
             messages = [Message("user", step.observation)]
         return turn
 
-    async def _act(self, session: Session, box: Box, turn: Turn) -> Step:
+    async def _act(self, session: Session, box: Box, user: str | None, turn: Turn) -> Step:
         action = read_action(turn.text)
         if action.is_done:
             return Step("", 0.0, True, False, {"action": "done", "valid": True})
@@ -67,18 +68,21 @@ class TerminalAgent:
             return Step(NO_COMMAND, 0.0, False, False, {"action": None, "valid": False})
         try:
             with session.waiting(Phase.TOOL, "bash", agent=turn.agent):
-                result = await box.run(action.command, seconds=self.seconds, max_output=4 * self.output_limit)
+                result = await box.run(
+                    action.command, seconds=self.seconds, user=user, max_output=4 * self.output_limit
+                )
         except BoxError as error:
             raise failed(Boundary.TOOL, error, turn.id + 1) from error
         shown = describe_result(result, self.output_limit)
         return Step(shown, 0.0, False, False, {"action": action.command, "valid": True})
 
 
-def _instruction(task: Any) -> str:
+def instruction_of(task: Any) -> str:
+    """What a task asks for: a text, or the first of the usual fields of a row."""
     if isinstance(task, str):
         return task
     if isinstance(task, Mapping):
         found = next((str(task[name]) for name in INSTRUCTION_FIELDS if task.get(name)), None)
         if found is not None:
             return found
-    raise ConfigError(f"agent terminal: the task has none of the fields {', '.join(INSTRUCTION_FIELDS)}")
+    raise ConfigError(f"agent: the task has none of the fields {', '.join(INSTRUCTION_FIELDS)}")

@@ -1,21 +1,17 @@
 """Plays an evaluation on a terminal and shows its report. Imported once the settings are accepted."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-import typer
 from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from rollwright.cli.condition import refuse_losses, say_repairs
 from rollwright.cli.console import console, plain_lines
 from rollwright.cli.event_loop import run_async
-from rollwright.cli.profile import RecentProfile
 from rollwright.cli.run import say_default_policy
-from rollwright.cli.run_execution import RunScreen, end_code, say_end
+from rollwright.cli.run_execution import PlayOptions, exit_unless_done, play_on_screen, say_end
 from rollwright.config import RunConfig
-from rollwright.engines.base import Policy
 from rollwright.evaluation.pages import Table, breakdown_tables, facts, headline, k_table, score_table, title
 from rollwright.run.checks import prepare_policy
 from rollwright.run.evaluating import REPORT_HTML, evaluate_run, settle_evaluation
@@ -44,38 +40,15 @@ def begin(
 
 
 def execute_evaluation(
-    config: RunConfig,
-    folder: RunFolder,
-    *,
-    store: str | None,
-    workers: int | None,
-    ray: str | None,
-    live: bool,
-    policy: Policy | None,
-    resume: bool,
+    config: RunConfig, folder: RunFolder, *, live: bool, **options: Unpack[PlayOptions]
 ) -> None:
     """Play the evaluation and show its report; exits with the signal's code after an interruption."""
     screen = console()
-    say_repairs(folder, screen)
-    recent = RecentProfile(screen, config, folder.store_address(store))
-    summary, report = run_async(
-        evaluate_run(
-            config,
-            folder,
-            store=store,
-            workers=workers,
-            ray=ray,
-            policy=policy,
-            resume=resume,
-            observer=RunScreen(screen, recent, live=live),
-        )
-    )
+    (summary, report), _ = play_on_screen(evaluate_run, config, folder, live, options)
     show_report(report)
     screen.print(f"report: {folder.path / REPORT_HTML}", soft_wrap=True, highlight=False)
     say_end(summary, folder.path, screen)
-    if summary["interrupted"]:
-        raise typer.Exit(end_code(summary))
-    refuse_losses(folder)
+    exit_unless_done(summary, folder)
 
 
 def show_report(report: dict[str, Any]) -> None:

@@ -4,10 +4,10 @@
 that playing needs.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import typer
 from rich.console import Console
@@ -27,6 +27,8 @@ from rollwright.run.playing import Progress, RunObserver, play_run
 from rollwright.run.recovery import recover
 from rollwright.run.run import Run
 from rollwright.signals import INTERRUPTS
+
+Result = TypeVar("Result")
 
 
 class RunScreen(RunObserver):
@@ -53,39 +55,45 @@ class RunScreen(RunObserver):
             self._recent.add(step + 1, batch.trajectories)
 
 
-def execute(
-    config: RunConfig,
-    folder: RunFolder,
-    *,
-    store: str | None,
-    workers: int | None,
-    ray: str | None,
-    live: bool,
-    policy: Policy | None,
-    resume: bool,
-) -> None:
+class PlayOptions(TypedDict):
+    """Where and how a run is played; see `run.playing.play_run`."""
+
+    store: str | None
+    workers: int | None
+    ray: str | None
+    policy: Policy | None
+    resume: bool
+
+
+def execute(config: RunConfig, folder: RunFolder, *, live: bool, **options: Unpack[PlayOptions]) -> None:
     """Play the run and show its results; exits with the signal's code after an interruption."""
     screen = console()
-    say_repairs(folder, screen)
-    address = folder.store_address(store)
-    recent = RecentProfile(screen, config, address)
-    call = play_run(
-        config,
-        folder,
-        store=store,
-        workers=workers,
-        ray=ray,
-        policy=policy,
-        resume=resume,
-        observer=RunScreen(screen, recent, live=live),
-    )
-    summary = run_async(call)
+    summary, recent = play_on_screen(play_run, config, folder, live, options)
     screen.print(result_table(summary))
     screen.print(ledger_table(summary))
     recent.print()
     say_end(summary, folder.path, screen)
     say_shown_steps(RunReader(folder.path), screen)
     screen.print(f"results: {folder.path}", soft_wrap=True, highlight=False)
+    exit_unless_done(summary, folder)
+
+
+def play_on_screen(
+    play: Callable[..., Coroutine[Any, Any, Result]],
+    config: RunConfig,
+    folder: RunFolder,
+    live: bool,
+    options: PlayOptions,
+) -> tuple[Result, RecentProfile]:
+    """Play with a live view, by `play_run` or a function like it; returns its result and the last batches' profile."""
+    screen = console()
+    say_repairs(folder, screen)
+    recent = RecentProfile(screen, config, folder.store_address(options["store"]))
+    return run_async(play(config, folder, observer=RunScreen(screen, recent, live=live), **options)), recent
+
+
+def exit_unless_done(summary: Mapping[str, Any], folder: RunFolder) -> None:
+    """Exit with the code of an interruption, or of lost results, if there is either."""
     if summary["interrupted"]:
         raise typer.Exit(end_code(summary))
     refuse_losses(folder)

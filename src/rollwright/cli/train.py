@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollwright.cli.console import RUNS, Overrides, complete_config, complete_run, warn_of_password
+from rollwright.cli.loading import check_tags_known
 from rollwright.cli.run import LiveOption
 from rollwright.cli.ui import UiOption
 from rollwright.errors import ConfigError
 
 if TYPE_CHECKING:
     from rollwright.config import RunConfig
+
+
+RankRayOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Run the trainer's other ranks (training.processes) as actors of this Ray: auto, local or HOST:PORT.",
+        show_default=False,
+    ),
+]
 
 
 def train(
@@ -46,11 +56,16 @@ def train(
     report: Annotated[
         bool, typer.Option("--report", help="At the end, do what `rollwright report` does.")
     ] = False,
+    ray: RankRayOption = None,
     live: LiveOption = True,
     ui: UiOption = False,
 ) -> None:
     """Train as CONFIG says. Ctrl-C ends cleanly, and a crash costs nothing but time: `--resume RUN` continues."""
+    if _follows_torchrun():
+        return
     changes = list(overrides or [])
+    if resume is None and (begun := _begun_by_torchrun(runs)) is not None:
+        config, from_run, resume, changes = None, None, begun, []
     if config is not None and "=" in str(config) and not config.is_file():
         changes.insert(0, str(config))  # without a file, the first setting is in its place
         config = None
@@ -61,12 +76,33 @@ def train(
             )
         from rollwright.cli.train_execution import resume_training
 
-        resume_training(resume, changes, store=store, live=live, ui=ui)
+        resume_training(resume, changes, store=store, live=live, ui=ui, ray=ray)
         return
     settings = _settings(config, changes, from_run)
+    check_tags_known(settings)
     from rollwright.cli.train_execution import begin
 
-    begin(settings, runs=runs, store=store, live=live, report=report, ui=ui)
+    begin(settings, runs=runs, store=store, live=live, report=report, ui=ui, ray=ray)
+
+
+def _follows_torchrun() -> bool:
+    """Whether this process is one of torchrun's ranks other than 0; returns when rank 0 has ended the training."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("RANK", "0") == "0":
+        return False
+    from rollwright.training.ranks.torchrun import follow_torchrun
+
+    follow_torchrun()
+    return True
+
+
+def _begun_by_torchrun(runs: Path) -> Path | None:
+    """The run folder that the processes before a restart by torchrun have begun."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        return None
+    from rollwright.training.ranks.torchrun import marker
+
+    file = marker(runs)
+    return runs / file.read_text(encoding="utf-8").strip() if file.is_file() else None
 
 
 def serve_batches(

@@ -23,10 +23,11 @@ from rollwright.cli.tables import ledger_table, training_table, validation_table
 from rollwright.cli.ui import page_of
 from rollwright.config import RunConfig
 from rollwright.engines.base import Policy
+from rollwright.errors import ConfigError
 from rollwright.http.server import server_url
 from rollwright.rollout import Batch
 from rollwright.run.build_tasks import record_fingerprints
-from rollwright.run.build_training import make_policy
+from rollwright.run.build_training import is_under_torchrun, make_policy
 from rollwright.run.checks import probe_engines
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.model_choice import load_settled
@@ -61,25 +62,41 @@ class TrainingScreen(RunObserver):
 
 
 def begin(
-    settings: RunConfig, *, runs: Path, store: str | None, live: bool, report: bool, ui: bool = False
+    settings: RunConfig,
+    *,
+    runs: Path,
+    store: str | None,
+    live: bool,
+    report: bool,
+    ui: bool = False,
+    ray: str | None = None,
 ) -> None:
-    """Train into a new folder of `runs`; `report`: write the report at the end."""
+    """Train into a new folder of `runs`; `report`: write the report at the end. `ray`: where the trainer's other ranks run."""
     screen = console()
     # A wrong setting or engine is reported before anything is written.
+    check_ray(ray, settings)
     settings = record_fingerprints(settings)
     settings, policy = load_settled(settings, make_policy, say=plain_lines(screen))
     if policy is not None:
         say_default_policy(settings)
         run_async(probe_engines(settings, policy))
     folder, settings = RunFolder.create(runs, settings)
+    if is_under_torchrun():
+        remember_run(runs, folder.path)
     with page_of(folder.path, wanted=ui):
-        execute(settings, folder, screen, store=store, policy=policy, resume=False, live=live)
+        execute(settings, folder, screen, store=store, policy=policy, resume=False, live=live, ray=ray)
         if report:
             make_report(folder.path, LEVELS, screen)
 
 
 def resume_training(
-    path: Path, changes: Sequence[str] = (), *, store: str | None = None, live: bool = True, ui: bool = False
+    path: Path,
+    changes: Sequence[str] = (),
+    *,
+    store: str | None = None,
+    live: bool = True,
+    ui: bool = False,
+    ray: str | None = None,
 ) -> None:
     """Train the rest of a run that stopped anywhere."""
     restore_lost_settings(path, store, console())
@@ -97,8 +114,30 @@ def resume_training(
         folder.keep_settings(settings)
     say_repairs(folder, screen)
     with page_of(path, wanted=ui):
-        execute(settings, folder, screen, store=store, policy=policy, resume=True, live=live)
+        execute(settings, folder, screen, store=store, policy=policy, resume=True, live=live, ray=ray)
     refuse_losses(folder)
+
+
+def check_ray(address: str | None, settings: RunConfig) -> None:
+    """Refuse an address that is none, and a training without ranks for Ray."""
+    if address is None:
+        return
+    if settings.training is None or settings.training.processes == 1:
+        raise ConfigError(
+            "--ray: runs the trainer's other ranks, and training.processes is 1; set it to 2 or more"
+        )
+    try:
+        from rollwright.run.ray_fleet import RayCluster
+    except ImportError as error:
+        raise ConfigError(f"--ray needs {error.name}; install rollwright[ray]") from error
+    RayCluster(address)
+
+
+def remember_run(runs: Path, folder: Path) -> None:
+    """Name the folder for the processes that torchrun may start in place of these."""
+    from rollwright.training.ranks.torchrun import marker
+
+    marker(runs).write_text(f"{folder.name}\n", encoding="utf-8")
 
 
 def execute(
@@ -110,6 +149,7 @@ def execute(
     policy: Policy | None,
     resume: bool,
     live: bool,
+    ray: str | None = None,
 ) -> None:
     """Train to the end and show the results; exits with the signal's code after an interruption."""
     recent = RecentProfile(screen, settings, folder.store_address(store))
@@ -120,7 +160,7 @@ def execute(
             f"batches at {where}, documented at {where}/openapi.json", highlight=False, soft_wrap=True
         )
     summary = run_async(
-        train_run(settings, folder, store=store, policy=policy, resume=resume, observer=observer)
+        train_run(settings, folder, store=store, policy=policy, resume=resume, ray=ray, observer=observer)
     )
     assert observer.training is not None
     _show(observer.training, summary, screen, recent)

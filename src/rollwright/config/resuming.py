@@ -34,6 +34,7 @@ _POLICY = {
     "tokens_per_minute": True,
     "rate_limit_patience": True,
     "outage_patience": True,
+    "routing": True,
     "device": True,
     "threads": True,
     "max_batch": True,

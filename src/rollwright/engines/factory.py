@@ -2,14 +2,13 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from rollwright.engines.base import Policy, Renderer
 from rollwright.engines.settings import (
     DIALECTS,
     POLICIES,
     DialectPolicyConfig,
-    EnginePolicyConfig,
     LlamaCppPolicyConfig,
     OpenAIPolicyConfig,
     OwnPolicyConfig,
@@ -21,7 +20,6 @@ from rollwright.engines.settings import (
 )
 from rollwright.errors import ConfigError
 from rollwright.hardware import claim_threads
-from rollwright.http.retry import RetryPolicy
 from rollwright.models.loading import find
 
 _MEMBERS = ("generate", "close", "version", "pressure", "renderer")
@@ -65,34 +63,13 @@ def _own(settings: OwnPolicyConfig) -> Policy:
 def make_openai(settings: OpenAIPolicyConfig) -> Policy:
     from rollwright.engines.openai import OpenAIPolicy
 
-    return OpenAIPolicy(
-        base_url=settings.base_url,
-        model=settings.model,
-        api=settings.api,
-        api_key_env=settings.api_key_env,
-        request_timeout=settings.request_timeout,
-        retry=RetryPolicy(max_retries=settings.max_retries),
-        max_connections=settings.max_connections,
-        extra_body=settings.extra_body,
-        token_limit=settings.token_limit,
-        omit=settings.omit,
-        compress=settings.compress,
-        requests_per_minute=settings.requests_per_minute,
-        tokens_per_minute=settings.tokens_per_minute,
-        rate_limit_patience=settings.rate_limit_patience,
-    )
+    return OpenAIPolicy(settings)
 
 
 def make_vllm(settings: VllmPolicyConfig) -> Policy:
     from rollwright.engines.vllm import VllmPolicy
 
-    return VllmPolicy(
-        settings.base_urls,
-        settings.model,
-        _renderer(settings.renderer),
-        extra_body=settings.extra_body,
-        **_engine_settings(settings),
-    )
+    return VllmPolicy(settings, settings.model, _renderer(settings.renderer), extra_body=settings.extra_body)
 
 
 def make_engine(settings: SglangPolicyConfig | LlamaCppPolicyConfig | DialectPolicyConfig) -> Policy:
@@ -103,21 +80,7 @@ def make_engine(settings: SglangPolicyConfig | LlamaCppPolicyConfig | DialectPol
         dialect = DIALECTS.make(settings.dialect, **settings.options)
     else:
         dialect = DIALECTS.make(settings.kind)
-    return HttpEnginePolicy(
-        settings.base_urls, dialect, _renderer(settings.renderer), **_engine_settings(settings)
-    )
-
-
-def _engine_settings(settings: EnginePolicyConfig) -> dict[str, Any]:
-    return {
-        "api_key_env": settings.api_key_env,
-        "request_timeout": settings.request_timeout,
-        "retry": RetryPolicy(max_retries=settings.max_retries),
-        "max_connections": settings.max_connections,
-        "outage_patience": settings.outage_patience,
-        "vocabulary_size": settings.vocabulary_size,
-        "seeded": settings.seeded,
-    }
+    return HttpEnginePolicy(settings, dialect, _renderer(settings.renderer))
 
 
 def _renderer(settings: RendererConfig) -> Renderer:
@@ -133,14 +96,4 @@ def make_torch(settings: TorchPolicyConfig, cache_bytes: int | None = None) -> P
         from rollwright.engines.torch import load_policy
     except ImportError as error:
         raise ConfigError(f"policy.kind torch needs {error.name}; install rollwright[train]") from error
-    return load_policy(
-        settings.model,
-        settings.renderer,
-        dtype=settings.dtype,
-        device=settings.device,
-        threads=settings.threads,
-        max_batch=settings.max_batch,
-        batch_invariant=settings.batch_invariant,
-        prefix_cache_mb=settings.prefix_cache_mb,
-        cache_bytes=cache_bytes,
-    )
+    return load_policy(settings, cache_bytes=cache_bytes)

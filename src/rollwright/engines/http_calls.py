@@ -17,6 +17,7 @@ from typing import Protocol
 from rollwright.addresses import has_password, redacted
 from rollwright.engines.base import EngineError, RateLimited
 from rollwright.engines.openai_api import one_line, server_message
+from rollwright.engines.settings import HttpApiConfig
 from rollwright.errors import ConfigError
 from rollwright.http import BrokenResponse, HttpClient, HttpResponse, TimedOut, Unreachable, Url
 from rollwright.http.retry import FaultCause, RetryPolicy, retry_after_seconds, status_cause
@@ -83,29 +84,24 @@ class HttpCalls:
 
     def __init__(
         self,
+        settings: HttpApiConfig,
         *,
         api_key: str | None = None,
-        api_key_env: str | None = None,
-        request_timeout: float = 120.0,
         retry: RetryPolicy | None = None,
-        max_connections: int = 4096,
         proxy: str | None = None,
         compress: bool = False,
         on_response: Callable[[HttpResponse], None] | None = None,
     ) -> None:
-        """`proxy`: URL of the proxy of all requests; `None`: connect directly, whatever the environment says. `compress`: ask
-        for compressed responses. `on_response`: gets every response, whatever its status."""
-        if request_timeout <= 0:
-            raise ConfigError(f"request_timeout: {request_timeout} is not a time; accepted: more than 0 s")
-        if max_connections < 1:
-            raise ConfigError(f"max_connections: {max_connections} is too few; accepted: 1 or more")
+        """`api_key`: the key itself, in place of `api_key_env`. `retry`: in place of `max_retries`. `proxy`: URL of the proxy of
+        all requests; `None`: connect directly, whatever the environment says. `compress`: ask for compressed responses.
+        `on_response`: gets every response, whatever its status."""
         self.counters = CallCounters()
         self._headers = {"Content-Type": "application/json"}
-        if (key := _key(api_key, api_key_env)) is not None:
+        if (key := _key(api_key, settings.api_key_env)) is not None:
             self._headers["Authorization"] = f"Bearer {key}"
-        self._retry = retry or RetryPolicy()
-        self._request_timeout = request_timeout
-        self._max_connections = max_connections
+        self.retry = retry or RetryPolicy(settings.max_retries)
+        self._request_timeout = settings.request_timeout
+        self._max_connections = settings.max_connections
         self._proxy = proxy
         self._compress = compress
         self._on_response = on_response
@@ -128,7 +124,7 @@ class HttpCalls:
 
         `tries`: tries so far. `key`: of the random part of the wait, so equal calls wait equally long.
         """
-        delay = self._retry.delay(tries, fault.cause, fault.retry_after, uniform(*key, "retry", tries))
+        delay = self.retry.delay(tries, fault.cause, fault.retry_after, uniform(*key, "retry", tries))
         if delay is None:
             self.counters.failures[fault.cause] += 1
             raise engine_error(fault, tries, where)

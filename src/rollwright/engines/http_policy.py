@@ -16,7 +16,6 @@ The engine misses a stop string that starts before an abort and ends after it; i
 """
 
 import asyncio
-from collections.abc import Sequence
 
 import msgspec
 
@@ -34,6 +33,7 @@ from rollwright.engines.dialect import AdapterDialect, EngineDialect, folder_of
 from rollwright.engines.http_calls import CallFault, HttpCalls
 from rollwright.engines.partial import PartialCompletion, Piece
 from rollwright.engines.pool import EngineCounters, EnginePool, Flight
+from rollwright.engines.settings import ROUTING, EngineServersConfig
 from rollwright.errors import ConfigError, FormatError
 from rollwright.http.retry import FaultCause, RetryPolicy
 from rollwright.rng import seed
@@ -48,44 +48,32 @@ class HttpEnginePolicy:
 
     def __init__(
         self,
-        base_urls: str | Sequence[str],
+        servers: EngineServersConfig | str,
         dialect: EngineDialect,
         renderer: Renderer,
         *,
         api_key: str | None = None,
-        api_key_env: str | None = None,
-        request_timeout: float = 600.0,
         retry: RetryPolicy | None = None,
-        max_connections: int = 4096,
-        vocabulary_size: int | None = None,
-        seeded: bool = True,
-        outage_patience: float = 300.0,
         version: int = 0,
     ) -> None:
-        """`base_urls`: one or more addresses of engines with the same model, like `http://127.0.0.1:8000`.
+        """`servers`: an address alone stands for one server with the default settings.
 
-        `vocabulary_size`: a response with a larger id is broken. `seeded`: each request carries a seed derived from its key,
-        so that an engine that honours seeds repeats itself. `outage_patience`: seconds that a call waits while no engine is in
-        service. `version`: of the weights that the engines were started with.
+        `api_key`, `retry`: see `HttpCalls`. `version`: of the weights that the engines were started with.
         """
-        self._calls = HttpCalls(
-            api_key=api_key,
-            api_key_env=api_key_env,
-            request_timeout=request_timeout,
-            retry=retry,
-            max_connections=max_connections,
-        )
+        if isinstance(servers, str):
+            servers = EngineServersConfig(base_urls=[servers])
+        self._calls = HttpCalls(servers, api_key=api_key, retry=retry)
         self.counters = self._calls.counters = EngineCounters()
         self._dialect = dialect
         self._renderer = renderer
-        urls = [base_urls] if isinstance(base_urls, str) else list(base_urls)
-        addresses = [url.rstrip("/").removesuffix("/v1") for url in urls]
-        self._pool = EnginePool(addresses, dialect, self._calls, self.counters, outage_patience)
+        addresses = [url.rstrip("/").removesuffix("/v1") for url in servers.base_urls]
+        rule = ROUTING.make(servers.routing)
+        self._pool = EnginePool(addresses, dialect, self._calls, self.counters, servers.outage_patience, rule)
         where = self._pool.urls
         self._where = where[0] if len(where) == 1 else f"{len(where)} engines"
         """The name of the engines in error messages."""
-        self._vocabulary_size = vocabulary_size
-        self._seeded = seeded
+        self._vocabulary_size = servers.vocabulary_size
+        self._seeded = servers.seeded
         self._version = version
         self._processed: bool | None = None
         """Whether log-probabilities are of the distribution sampled from; `None`: not asked yet."""
@@ -157,7 +145,7 @@ class HttpEnginePolicy:
         tries, answers = 1, 0
         while True:
             try:
-                flight = await self._send(prompt.episode, partial)
+                flight = await self._send(prompt, partial)
             except CallFault as fault:
                 tries = await self._calls.back_off(fault, tries, prompt.key, self._where)
                 continue
@@ -226,9 +214,9 @@ class HttpEnginePolicy:
             return None
         return seed(*prompt.key) if not answers else seed(*prompt.key, "piece", answers)
 
-    async def _send(self, episode: str, partial: PartialCompletion) -> Flight:
+    async def _send(self, prompt: Prompt, partial: PartialCompletion) -> Flight:
         """Send one request to a server in service and parse its response; raise `CallFault`."""
-        server = await self._pick_server(episode)
+        server = await self._pick_server(prompt)
         body = self._dialect.request(partial)
         if self._adapter is not None and isinstance(self._dialect, AdapterDialect):
             body = self._dialect.with_adapter(body, self._adapter.adapter_name)
@@ -247,11 +235,11 @@ class HttpEnginePolicy:
             self._pool.end_flight(flight)
         return flight
 
-    async def _pick_server(self, episode: str) -> int:
+    async def _pick_server(self, prompt: Prompt) -> int:
         """Pick a server at a moment when no update is running. The caller must send without awaiting anything in between."""
         while True:
             await self._open.wait()
-            server = await self._pool.pick_server(episode)
+            server = await self._pool.pick_server(prompt.episode, prompt.ids)
             if self._open.is_set():
                 return server
 

@@ -6,7 +6,6 @@ probabilities after all samplers, which is exact. A build or wrapper without ids
 server runs. It stops at the model's own end-of-turn ids; requests cannot set others.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
 from typing import Any, ClassVar
@@ -18,6 +17,7 @@ from rollwright.engines.dialect import UNREADABLE, UPDATE_SECONDS, Control
 from rollwright.engines.http_policy import HttpEnginePolicy
 from rollwright.engines.openai_api import one_line
 from rollwright.engines.partial import PartialCompletion, Piece, check_piece
+from rollwright.engines.settings import EngineServersConfig
 from rollwright.errors import FormatError
 from rollwright.trajectory import FinishReason, SamplingParams, floats, token_ids
 
@@ -143,6 +143,6 @@ class LlamaCppDialect:
 class LlamaCppPolicy(HttpEnginePolicy):
     """llama.cpp servers with one model. See `HttpEnginePolicy` for the guarantees and the other settings."""
 
-    def __init__(self, base_urls: str | Sequence[str], renderer: Renderer, **settings: Any) -> None:
-        """`base_urls`: like `http://127.0.0.1:8080`."""
-        super().__init__(base_urls, LlamaCppDialect(), renderer, **settings)
+    def __init__(self, servers: EngineServersConfig | str, renderer: Renderer, **more: Any) -> None:
+        """`servers`: settings, or an address like `http://127.0.0.1:8080`."""
+        super().__init__(servers, LlamaCppDialect(), renderer, **more)

@@ -8,9 +8,7 @@ every request goes through it. Engines that speak token ids have policies of the
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 import msgspec
 
@@ -19,7 +17,8 @@ from rollwright.engines.http_calls import CallCounters, CallFault, HttpCalls, en
 from rollwright.engines.openai_api import ChatApi, CompletionsApi
 from rollwright.engines.openai_probe import probe_openai
 from rollwright.engines.rate_limits import RateLimiter
-from rollwright.errors import ConfigError, FormatError
+from rollwright.engines.settings import OpenAIPolicyConfig
+from rollwright.errors import FormatError
 from rollwright.http import HttpResponse
 from rollwright.http.proxy import proxy_for
 from rollwright.http.retry import FaultCause, RetryPolicy
@@ -43,67 +42,43 @@ class OpenAIPolicy:
 
     def __init__(
         self,
-        base_url: str,
-        model: str,
+        settings: OpenAIPolicyConfig,
         *,
-        api: Literal["chat", "completions"] = "chat",
         api_key: str | None = None,
-        api_key_env: str | None = None,
-        extra_body: Mapping[str, Any] | None = None,
-        request_timeout: float = 120.0,
         retry: RetryPolicy | None = None,
-        max_connections: int = 4096,
         version: int = 0,
-        token_limit: Literal["auto", "max_tokens", "max_completion_tokens"] = "auto",
-        omit: Sequence[str] = (),
-        compress: bool = False,
-        requests_per_minute: float | None = None,
-        tokens_per_minute: float | None = None,
-        rate_limit_patience: float = 3600.0,
         rates_folder: Path | None = None,
     ) -> None:
-        """`base_url`: the address before `/chat/completions`, for example `http://127.0.0.1:8000/v1`.
-
-        `api_key_env`: name of the environment variable that holds the key. `request_timeout`: seconds for one try.
-        `extra_body`: further fields of every request. `token_limit`: name of the field with the limit; `auto`: `max_tokens`
-        until the API asks for the other one. `omit`: fields that are not sent. `requests_per_minute`, `tokens_per_minute`: limits
-        of the API, kept by all processes of this machine together; unset: as its headers tell. `rate_limit_patience`: seconds
-        that one call waits while the API answers 429. `rates_folder`: where the shared state of the limits is.
-        """
+        """`api_key`, `retry`: see `HttpCalls`. `rates_folder`: where the shared state of the API's limits is."""
         self.version = version
-        self.rate_limit_patience = rate_limit_patience
-        self._auto_limit = token_limit == "auto"
-        self._api = _api(
-            api, model, extra_body or {}, "max_tokens" if self._auto_limit else token_limit, tuple(omit)
-        )
-        self._url = endpoint(base_url, self._api.path)
+        self.rate_limit_patience = settings.rate_limit_patience
+        self._auto_limit = settings.token_limit == "auto"
+        self._api = _api(settings)
+        self._url = endpoint(settings.base_url, self._api.path)
         proxy = proxy_for(self._url)
-        if proxy is not None or compress:
+        if proxy is not None or settings.compress:
             from rollwright.http.proxy import load_library
 
             load_library()  # raises now if it is missing, not at the first call
-        self._models_url = endpoint(base_url, "/models")
-        self._model = model
-        self._retry = retry or RetryPolicy()
+        self._models_url = endpoint(settings.base_url, "/models")
+        self._model = settings.model
         self._calls = HttpCalls(
+            settings,
             api_key=api_key,
-            api_key_env=api_key_env,
-            request_timeout=request_timeout,
             retry=retry,
-            max_connections=max_connections,
             proxy=proxy,
-            compress=compress,
+            compress=settings.compress,
             on_response=self._observe,
         )
-        self.rates_name = f"{self._url} {model} {api_key_env or ''}"
+        self.rates_name = f"{self._url} {settings.model} {settings.api_key_env or ''}"
         """Name of the shared limits: one for each API, model and key."""
         self._rates = RateLimiter(
             self.rates_name,
-            requests_per_minute=requests_per_minute,
-            tokens_per_minute=tokens_per_minute,
+            requests_per_minute=settings.requests_per_minute,
+            tokens_per_minute=settings.tokens_per_minute,
             folder=rates_folder,
         )
-        self._limited = requests_per_minute is not None or tokens_per_minute is not None
+        self._limited = settings.requests_per_minute is not None or settings.tokens_per_minute is not None
         """Whether calls ask the limiter: set by the settings, by headers or by the first 429."""
 
     @property
@@ -173,12 +148,17 @@ class OpenAIPolicy:
             self.counters.failures[fault.cause] += 1
             raise engine_error(fault, waits, self._url)
         self.counters.retries[fault.cause] += 1
-        pause = self._retry.delay(
-            min(waits, self._retry.max_retries), fault.cause, fault.retry_after, uniform(*key, "429", waits)
+        pause = self._calls.retry.delay(
+            min(waits, self._calls.retry.max_retries),
+            fault.cause,
+            fault.retry_after,
+            uniform(*key, "429", waits),
         )
-        pause = self._retry.longest if pause is None else pause
+        pause = self._calls.retry.longest if pause is None else pause
         self._limited = True
-        self._rates.pause(min(pause, self._retry.longest if fault.retry_after is None else fault.retry_after))
+        self._rates.pause(
+            min(pause, self._calls.retry.longest if fault.retry_after is None else fault.retry_after)
+        )
         await asyncio.sleep(pause)
 
     def _wants_other_limit(self, fault: CallFault) -> bool:
@@ -205,11 +185,7 @@ class OpenAIPolicy:
             raise CallFault(FaultCause.BROKEN_BODY, f"not a completion: {error}") from error
 
 
-def _api(
-    kind: str, model: str, extra_body: Mapping[str, Any], token_limit: str, omit: tuple[str, ...]
-) -> ChatApi | CompletionsApi:
-    if kind == "chat":
-        return ChatApi(model, extra_body, token_limit, omit)
-    if kind == "completions":
-        return CompletionsApi(model, extra_body, token_limit, omit)
-    raise ConfigError(f"api: {kind!r} is unknown; accepted: chat, completions")
+def _api(settings: OpenAIPolicyConfig) -> ChatApi | CompletionsApi:
+    limit = "max_tokens" if settings.token_limit == "auto" else settings.token_limit
+    kind = ChatApi if settings.api == "chat" else CompletionsApi
+    return kind(settings.model, settings.extra_body, limit, tuple(settings.omit))

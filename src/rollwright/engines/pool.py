@@ -1,9 +1,8 @@
 """The servers behind one policy: routing of calls, health, and weights.
 
-Always true of the `Router`, which is pure: the calls of an episode go to one server while it is in service, so that they share
-a prefix cache; a new episode goes to the server with the least load; a server out of service is never picked, and its
-episodes move to another; memory is bounded, and the least recently used episodes are forgotten first. A server goes out of
-service at once when it is unreachable, and after a few other failures in a row; a successful response resets the count.
+Always true of the `Router`, which is pure: its rule (`rollwright.engines.routing`) chooses among the servers in service; a server
+out of service is never picked. A server goes out of service at once when it is unreachable, and after a few other failures in
+a row; a successful response resets the count.
 
 Always true of the `EnginePool`: a server comes into service only when it responds and has the weights of the policy's version.
 A restarted server has its initial weights again, so it gets the current ones before it gets a call. Weight updates never
@@ -11,7 +10,6 @@ overlap.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,15 +17,13 @@ from rollwright.engines.base import EngineError, UpdateMode, Weights
 from rollwright.engines.dialect import AdapterDialect, Control, EngineDialect
 from rollwright.engines.http_calls import CallCounters, CallFault, HttpCalls
 from rollwright.engines.partial import Piece
+from rollwright.engines.routing import RoutingRule, StickyRouting
 from rollwright.errors import ConfigError
 from rollwright.http.retry import FaultCause
-from rollwright.trajectory import FinishReason
+from rollwright.trajectory import FinishReason, TokenIds
 
 FAILURES_IN_A_ROW = 3
 """A healthy engine under load fails once or twice; after three failures in a row its health is checked."""
-
-REMEMBERED_EPISODES = 1 << 16
-"""Far more than run at a time; a forgotten episode only loses its cached prefix."""
 
 _HEALTH_CAUSES = frozenset({FaultCause.TIMEOUT, FaultCause.SERVER_ERROR, FaultCause.BROKEN_BODY})
 """Failures that concern the engine's health. A refusal concerns the request, a 429 the load."""
@@ -102,8 +98,6 @@ class Flight:
 class _Server:
     load: int = 0
     """Calls under way."""
-    episodes: int = 0
-    """Remembered episodes of this server."""
     failures: int = 0
     """Failures in a row."""
     serving: bool = True
@@ -112,14 +106,16 @@ class _Server:
 class Router:
     """Chooses among servers, numbered from 0; the pool carries out its decisions."""
 
-    def __init__(self, servers: int, remembered: int = REMEMBERED_EPISODES) -> None:
+    def __init__(self, servers: int, rule: RoutingRule | None = None) -> None:
         if servers < 1:
             raise ConfigError("base_urls: none given; accepted: one address or more")
         self._servers = [_Server() for _ in range(servers)]
-        self._remembered = remembered
-        self._homes: OrderedDict[str, int] = OrderedDict()
-        self.moved = 0
+        self._rule: RoutingRule = rule or StickyRouting()
+
+    @property
+    def moved(self) -> int:
         """Episodes that moved because their server failed."""
+        return self._rule.moved
 
     @property
     def serving(self) -> list[int]:
@@ -128,21 +124,14 @@ class Router:
     def loads(self) -> list[int]:
         return [each.load for each in self._servers]
 
-    def pick(self, episode: str) -> int | None:
+    def pick(self, episode: str, ids: TokenIds | None = None) -> int | None:
         """The server of the episode's next call; `None`: no server is in service."""
-        home = self._homes.get(episode)
-        if home is not None and self._servers[home].serving:
-            self._homes.move_to_end(episode)
-            return home
-        candidates = self.serving
-        if not candidates:
-            return None
-        chosen = min(
-            candidates, key=lambda server: (self._servers[server].load, self._servers[server].episodes)
-        )
-        self.moved += home is not None
-        self._settle(episode, chosen)
-        return chosen
+        loads = {server: each.load for server, each in enumerate(self._servers) if each.serving}
+        return self._rule.choose(episode, ids, loads) if loads else None
+
+    def forget_caches(self, server: int | None = None) -> None:
+        """The prefix caches of a server are gone, or those of all."""
+        self._rule.forget_caches(server)
 
     def begin(self, server: int) -> None:
         self._servers[server].load += 1
@@ -174,16 +163,6 @@ class Router:
         self._servers[server].serving = True
         self._servers[server].failures = 0
 
-    def _settle(self, episode: str, server: int) -> None:
-        former = self._homes.pop(episode, None)
-        if former is not None:
-            self._servers[former].episodes -= 1
-        elif len(self._homes) >= self._remembered:
-            _, forgotten = self._homes.popitem(last=False)
-            self._servers[forgotten].episodes -= 1
-        self._homes[episode] = server
-        self._servers[server].episodes += 1
-
 
 class EnginePool:
     """The servers of one policy; see the module's docstring for its guarantees."""
@@ -195,11 +174,13 @@ class EnginePool:
         calls: HttpCalls,
         counters: EngineCounters,
         patience: float,
+        rule: RoutingRule | None = None,
     ) -> None:
-        """`patience`: seconds that a call waits for any server to come into service."""
+        """`patience`: seconds that a call waits for any server to come into service. `rule`: by which it is chosen; unset,
+        an episode stays with one server."""
         if len(set(base_urls)) != len(base_urls):
             raise ConfigError("base_urls: the same address is given twice")
-        self.router = Router(len(base_urls))
+        self.router = Router(len(base_urls), rule)
         self.controls = [Control(calls, url) for url in base_urls]
         self.urls = [control.url(dialect.path) for control in self.controls]
         self.weights: Weights | None = None
@@ -216,9 +197,9 @@ class EnginePool:
         self._heard = [0.0] * len(base_urls)
         """Time of each server's last good response, by the event loop's clock."""
 
-    async def pick_server(self, episode: str) -> int:
+    async def pick_server(self, episode: str, ids: TokenIds | None = None) -> int:
         """Pick the server for an episode's next call; raise `CallFault` if none comes into service within the patience."""
-        while (chosen := self.router.pick(episode)) is None or self._silent(chosen):
+        while (chosen := self.router.pick(episode, ids)) is None or self._silent(chosen):
             if chosen is not None:
                 self.suspect(chosen)
             else:
@@ -330,6 +311,7 @@ class EnginePool:
             return str(error)
         self._unsure.pop(server, None)
         self._hear(server)
+        self.router.forget_caches(server)  # keys and values of other weights are of no use
         return None
 
     async def _give_adapter(self, server: int, weights: Weights) -> str | None:
@@ -385,6 +367,7 @@ class EnginePool:
         pause = FIRST_PAUSE
         if not await self._is_healthy(server):
             self._counters.outages += 1
+            self.router.forget_caches(server)
             while not await self._repair(server):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)

@@ -38,6 +38,18 @@ DIALECTS: Registry[Any] = Registry(
     key="policy.dialect",
 )
 
+ROUTING: Registry[Any] = Registry(
+    "routing",
+    "routing rule",
+    {
+        "sticky": "rollwright.engines.routing:StickyRouting",
+        "least_loaded": "rollwright.engines.routing:LeastLoadedRouting",
+        "prefix": "rollwright.engines.routing:PrefixRouting",
+    },
+    protocol="rollwright.engines.routing:RoutingRule",
+    key="policy.routing",
+)
+
 
 class SamplingConfig(Settings):
     """How the policy samples during training rollouts; validation always plays at temperature 0."""
@@ -76,13 +88,9 @@ class RendererConfig(Settings):
     """Settings of that renderer, for example `enable_thinking: false`."""
 
 
-class EnginePolicyConfig(Settings):
-    """Settings common to all engines over HTTP."""
+class HttpApiConfig(Settings):
+    """Requests to an API over HTTP."""
 
-    base_urls: Annotated[list[EngineUrl], Field(min_length=1)]
-    """Addresses of engines with the same model, for example `http://127.0.0.1:8000`. An episode stays with one engine."""
-    renderer: RendererConfig
-    """The model's tokenizer and chat format, which render the prompts."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key. Unset: no key is sent."""
     request_timeout: PositiveFloat = 600.0
@@ -91,12 +99,30 @@ class EnginePolicyConfig(Settings):
     """Retries of a request after a transient failure."""
     max_connections: PositiveInt = 4096
     """Most concurrent requests; further ones wait."""
+
+
+class EngineServersConfig(HttpApiConfig):
+    """Engines over HTTP that serve the same model."""
+
+    base_urls: Annotated[list[EngineUrl], Field(min_length=1)]
+    """Addresses of engines with the same model, for example `http://127.0.0.1:8000`."""
+    routing: str = "sticky"
+    """How calls are divided among them: `sticky` (an episode stays with one engine), `prefix` (where the longest prefix of the
+    prompt was computed, so the members of a group come together, unless that engine has too much to do), `least_loaded`, or
+    your own as `module:name`."""
     outage_patience: NonNegativeFloat = 300.0
     """Seconds that a call waits while no engine is in service."""
     vocabulary_size: PositiveInt | None = None
     """A response with an id of this size or more is broken. Unset: ids are not checked against it."""
     seeded: bool = True
     """Whether each request carries a seed derived from its key. Some engines sample faster without."""
+
+
+class EnginePolicyConfig(EngineServersConfig):
+    """Settings common to all engines over HTTP."""
+
+    renderer: RendererConfig
+    """The model's tokenizer and chat format, which render the prompts."""
 
 
 class VllmPolicyConfig(EnginePolicyConfig):
@@ -135,10 +161,21 @@ class DialectPolicyConfig(EnginePolicyConfig):
     """Keyword arguments of the dialect."""
 
 
-class TorchPolicyConfig(Settings):
+class TorchServingConfig(Settings):
+    """How a model in this process serves its calls."""
+
+    max_batch: PositiveInt = 256
+    """Most calls served at a time; further ones are queued."""
+    batch_invariant: bool = False
+    """Whether a call's result is the same to the bit whatever else is in the batch. Several times slower."""
+    prefix_cache_mb: Annotated[int, Field(ge=0)] = 512
+    """Megabytes of keys and values kept for the next turns of episodes."""
+
+
+class TorchPolicyConfig(TorchServingConfig):
     """A transformers model in this process: for small models, on a CPU or one GPU."""
 
-    kind: Literal["torch"]
+    kind: Literal["torch"] = "torch"
     """Chooses this policy."""
     model: str
     """A folder in the format of transformers, the name of a fetched model (`smollm2`), or `owner/name` on a hub. `auto`: a
@@ -152,15 +189,9 @@ class TorchPolicyConfig(Settings):
     threads: Threads = "auto"
     """Threads of torch in the whole process; `OMP_NUM_THREADS` and `MKL_NUM_THREADS` take precedence. `auto`: the cores that
     this process may use, divided by its workers."""
-    max_batch: PositiveInt = 256
-    """Most calls served at a time; further ones are queued."""
     cache_mb: PositiveInt | None = None
     """Megabytes for keys and values of running calls; calls that do not fit are queued. Unset: the memory that is free beside
     weights and training."""
-    batch_invariant: bool = False
-    """Whether a call's result is the same to the bit whatever else is in the batch. Several times slower."""
-    prefix_cache_mb: Annotated[int, Field(ge=0)] = 512
-    """Megabytes of keys and values kept for the next turns of episodes."""
 
 
 class RandomPolicyConfig(Settings):
@@ -203,10 +234,10 @@ class SimulatedPolicyConfig(Settings):
     """Most queued calls; further ones are refused as rate-limited. Unset: no limit."""
 
 
-class OpenAIPolicyConfig(Settings):
+class OpenAIPolicyConfig(HttpApiConfig):
     """Any engine with an OpenAI-compatible API."""
 
-    kind: Literal["openai"]
+    kind: Literal["openai"] = "openai"
     """Chooses this policy."""
     base_url: EngineUrl
     """For example `http://127.0.0.1:8000/v1`."""
@@ -214,14 +245,8 @@ class OpenAIPolicyConfig(Settings):
     """Name of the model, as the engine knows it."""
     api: Literal["chat", "completions"] = "chat"
     """The endpoint."""
-    api_key_env: str | None = None
-    """Name of the environment variable that holds the key. Unset: no key is sent."""
     request_timeout: PositiveFloat = 120.0
     """Seconds that one request may take."""
-    max_retries: Annotated[int, Field(ge=0)] = 5
-    """Retries of a request after a transient failure."""
-    max_connections: PositiveInt = 4096
-    """Most concurrent requests; further ones wait."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request's body, as the engine knows them."""
     token_limit: Literal["auto", "max_tokens", "max_completion_tokens"] = "auto"

@@ -7,7 +7,6 @@ temperature, which is the same only at temperature 1; a probe tells the two apar
 it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from rollwright.engines.dialect import FINISHES, UNREADABLE, UPDATE_SECONDS, Con
 from rollwright.engines.http_policy import HttpEnginePolicy
 from rollwright.engines.openai_api import one_line
 from rollwright.engines.partial import PartialCompletion, Piece, check_piece
+from rollwright.engines.settings import EngineServersConfig
 from rollwright.errors import FormatError
 from rollwright.trajectory import SamplingParams, token_ids
 
@@ -216,6 +216,6 @@ class SglangDialect:
 class SglangPolicy(HttpEnginePolicy):
     """SGLang servers with one model. See `HttpEnginePolicy` for the guarantees and the other settings."""
 
-    def __init__(self, base_urls: str | Sequence[str], renderer: Renderer, **settings: Any) -> None:
-        """`base_urls`: like `http://127.0.0.1:30000`."""
-        super().__init__(base_urls, SglangDialect(), renderer, **settings)
+    def __init__(self, servers: EngineServersConfig | str, renderer: Renderer, **more: Any) -> None:
+        """`servers`: settings, or an address like `http://127.0.0.1:30000`."""
+        super().__init__(servers, SglangDialect(), renderer, **more)

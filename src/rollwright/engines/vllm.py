@@ -5,7 +5,7 @@ Pausing, weight updates and the label of weights need a server that was started 
 the unscaled distribution, which is the same only at temperature 1 and top-p 1.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from rollwright.engines.http_policy import HttpEnginePolicy
 from rollwright.engines.openai_api import one_line, sent, shaping
 from rollwright.engines.openai_probe import name_some, served_models
 from rollwright.engines.partial import PartialCompletion, Piece, check_piece
+from rollwright.engines.settings import EngineServersConfig
 from rollwright.errors import ConfigError, FormatError
 from rollwright.trajectory import SamplingParams, token_ids
 
@@ -236,12 +237,12 @@ class VllmPolicy(HttpEnginePolicy):
 
     def __init__(
         self,
-        base_urls: str | Sequence[str],
+        servers: EngineServersConfig | str,
         model: str,
         renderer: Renderer,
         *,
         extra_body: Mapping[str, Any] | None = None,
-        **settings: Any,
+        **more: Any,
     ) -> None:
-        """`base_urls`: like `http://127.0.0.1:8000`; `model`: the server's name of the model."""
-        super().__init__(base_urls, VllmDialect(model, extra_body or {}), renderer, **settings)
+        """`servers`: settings, or an address like `http://127.0.0.1:8000`; `model`: the server's name of the model."""
+        super().__init__(servers, VllmDialect(model, extra_body or {}), renderer, **more)

@@ -7,10 +7,10 @@ in `info` and never in the reward.
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, Self, TypedDict, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypedDict, runtime_checkable
 
 from rollwright.errors import RollwrightError
 
@@ -121,12 +121,48 @@ class PlaysEpisodes(Protocol):
         ...
 
 
+class OpponentPlayer(Protocol):
+    """Policies of the run, for an environment with other players than the one that is trained."""
+
+    async def __call__(self, policy_name: str, seat: int, prompts: Sequence[tuple[str, str]]) -> str:
+        """The answer of a policy to messages, each a role and a text. `policy_name`: one of `policies`; empty: the policy that
+        is trained or evaluated itself."""
+        ...
+
+
+@runtime_checkable
+class HasOpponents(Protocol):
+    """An environment with seats that policies of the run play."""
+
+    def use_opponents(self, play: OpponentPlayer) -> None:
+        """Takes the policies, before each `reset`."""
+        ...
+
+
 @runtime_checkable
 class Forkable(Protocol):
     """An environment that can be copied during an episode."""
 
     def fork(self) -> Self:
         """An exact copy that shares no mutable state with the original."""
+        ...
+
+
+@runtime_checkable
+class Workplace(Protocol):
+    """An environment that gives an agent a box to work in, and judges what the agent has left there."""
+
+    @property
+    def task(self) -> Mapping[str, Any]:
+        """What is to be done now, in its field `instruction`."""
+        ...
+
+    async def conclude(self) -> Step:
+        """Judges the work. The step has the reward if the episode has ended with it; else the next instruction follows."""
+        ...
+
+    async def solve(self) -> None:
+        """Does the work by the environment's own solution."""
         ...
 
 

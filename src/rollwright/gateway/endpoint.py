@@ -12,14 +12,24 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol, TypeVar
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 import msgspec
 
-from rollwright.engines.base import LONGEST_TOKEN
+from rollwright.engines.base import LONGEST_TOKEN, encoded_tools
 from rollwright.errors import FormatError
 from rollwright.gateway.anthropic_messages import AnthropicMessages
 from rollwright.gateway.chat_completions import ChatCompletions
+from rollwright.gateway.gemini import (
+    COUNT,
+    GENERATE,
+    STREAM,
+    GeminiContents,
+    is_gemini_version,
+    model_card,
+    model_cards,
+    read_address,
+)
 from rollwright.gateway.legacy_completions import LegacyCompletions
 from rollwright.gateway.recorder import PASSING, Given, RolloutRecorder, error_of, refusal_of
 from rollwright.gateway.registry import RolloutRegistry
@@ -63,6 +73,10 @@ MAX_MESSAGES, MAX_TOOLS = 10_000, 1_000
 MAX_MARKS = 400_000
 """Commas and opening brackets in one request, those in its texts included: a million tokens of code have about
 250,000. Were all of them values, they would be decoded within 50 ms."""
+
+_FEW_BYTES, _FEW_MARKS = 256 * 1024, 5_000
+"""Bytes and marks up to which a request is decoded in the event loop, within a millisecond: long texts are copied, and only
+values take time. A request of Claude Code has about 80 KB and 1,500 marks."""
 
 MAX_STOPS, LONGEST_STOP, LONGEST_MODEL = 100, 1_000, 1_000
 """Stop texts, the characters of one, and those of the model's name. The hosted APIs take four stop texts, and an answer
@@ -144,11 +158,12 @@ class GatewayApp:
         if scope["type"] != "http":
             return
         path = tuple(scope["raw_path"].decode("latin-1").split("/")[1:])
-        tail = _tail(path)
-        api = _APIS.get(tail) or _COUNTS.get(tail) or _PLAIN
+        query = scope.get("query_string", b"")
+        served = _find_served(_tail(path), query)
+        api = _PLAIN if served is None else served.api
         body = Body(receive, self._max_body, self._memory)
         try:
-            await self.route(scope, path, _head(scope["headers"]), body, receive, send)
+            await self.route(scope, path, _head(scope["headers"], query), body, receive, send)
         except HttpRefusal as refusal:
             message = " ".join(str(refusal).splitlines())
             last = body.unread or refusal.status == 401
@@ -182,38 +197,39 @@ class GatewayApp:
                 self._registry.find(unquote(quoted), head.key)
                 # A name may have slashes in it, as those of hubs have.
                 name = unquote("/".join(_tail(path)[1:]))[:LONGEST_MODEL]
-                await send_json(send, _model(name) if name else _models())
+                if is_gemini_version(path[2]):
+                    await send_json(send, model_card(name) if name else model_cards(["policy"]))
+                else:
+                    await send_json(send, _model(name) if name else _models())
             case ("POST", "rollouts", quoted, *_):
                 rollout = self._registry.find(unquote(quoted), head.key)
-                await self._call_model(method, path, rollout, head, body, receive, send)
+                served = _find_served(_tail(path), scope.get("query_string", b""))
+                try:
+                    if served is None:
+                        raise _not_served(method, path)
+                    await self._call_model(rollout, served, head, body, receive, send)
+                except HttpRefusal as refusal:
+                    if refusal.status in (400, 404, 422):
+                        rollout.note_refusal(refusal)
+                    raise
             case _:
                 raise _not_served(method, path)
 
     async def _call_model(
         self,
-        method: str,
-        path: tuple[str, ...],
         rollout: RolloutRecorder,
+        served: "_Served",
         head: RequestHead,
         body: Body,
         receive: Receive,
         send: Send,
     ) -> None:
-        tail = _tail(path)
-        api = _APIS.get(tail)
-        try:
-            if (counting := _COUNTS.get(tail)) is not None:
-                await self._count(rollout, counting, head, body, send)
-            elif api is None:
-                raise _not_served(method, path)
-            else:
-                read = partial(name_request, api, idempotency_key=head.idempotency_key)
-                named = await self.read(head, body, read)
-                await self._ask(rollout, api, named, head, receive, send)
-        except HttpRefusal as refusal:
-            if refusal.status in (400, 404, 422):
-                rollout.note_refusal(refusal)
-            raise
+        if served.counts:
+            await self._count(rollout, served.api, head, body, send)
+        else:
+            read = partial(name_request, served.api, idempotency_key=head.idempotency_key)
+            named = await self.read(head, body, read)
+            await self._ask(rollout, served.api, named, head, receive, send)
 
     async def _count(
         self, rollout: RolloutRecorder, api: ApiFormat, head: RequestHead, body: Body, send: Send
@@ -228,7 +244,10 @@ class GatewayApp:
         if head.length > self._max_body:
             raise body.too_large()
         with body:
-            return await self._decoder.decode(decode, await body.read(), json_values, MAX_MARKS)
+            content = await body.read()
+            if len(content) <= _FEW_BYTES and json_values(content, _FEW_MARKS) <= _FEW_MARKS:
+                return decode(content)  # the way to a thread and back would take longer
+            return await self._decoder.decode(decode, content, json_values, MAX_MARKS)
 
     async def _create(
         self, administration: Administration, head: RequestHead, body: Body, receive: Receive, send: Send
@@ -371,7 +390,7 @@ def name_request(api: ApiFormat, body: bytes, idempotency_key: bytes | None = No
     """Parses a body."""
     key = (idempotency_key or b"")[:_LONGEST_KEY]
     asked = api.read(body)
-    tools = len(_encode(asked.tools)) if asked.tools else 0
+    tools = len(encoded_tools(asked.tools)) if asked.tools else 0
     beside = tools + len(asked.instructions)
     return NamedRequest(
         asked,
@@ -410,27 +429,49 @@ def check_room(rollout: RolloutRecorder, named: NamedRequest, agent: str) -> Non
 
 
 def _tail(path: tuple[str, ...]) -> tuple[str, ...]:
-    """The path after `/rollouts/ID/v1`. Some SDKs add another `v1`, so any number of them is accepted."""
+    """The path after `/rollouts/ID/v1`. Some SDKs add another `v1`, so any number of versions is accepted."""
     tail = path[2:]
-    while tail and tail[0] == "v1":
+    while tail and (tail[0] == "v1" or is_gemini_version(tail[0])):
         tail = tail[1:]
     return tail
 
 
+class _Served(NamedTuple):
+    """What an address offers."""
+
+    api: ApiFormat
+    counts: bool
+    """Whether it tells how many tokens a request would have, instead of answering it."""
+
+
+def _find_served(tail: tuple[str, ...], query: bytes) -> _Served | None:
+    if (api := _APIS.get(tail)) is not None:
+        return _Served(api, False)
+    if (api := _COUNTS.get(tail)) is not None:
+        return _Served(api, True)
+    if (address := read_address(tail)) is None:
+        return None
+    model, method = address
+    events = b"alt=sse" in query.split(b"&")
+    streams = method == STREAM
+    return _Served(GeminiContents(model, streams and events, streams and not events), method == COUNT)
+
+
 def _not_served(method: str, path: tuple[str, ...]) -> HttpRefusal:
     known = ", ".join("/".join(("v1", *tail)) for tail in (*_APIS, *_COUNTS))
+    known += f", v1beta/models/MODEL:{GENERATE}"
     return HttpRefusal(
         404, "not_served", f"{method} {'/'.join(('', *path))[:80]} is not served; a rollout's are: {known}"
     )
 
 
-def _head(headers: list[tuple[bytes, bytes]]) -> RequestHead:
-    key, length, marked, idempotency_key, agent = None, 0, False, None, "agent"
+def _head(headers: list[tuple[bytes, bytes]], query: bytes) -> RequestHead:
+    key, length, marked, idempotency_key, agent = _query_key(query), 0, False, None, "agent"
     for name, value in headers:
         if name == b"authorization":
             scheme, _, given = value.partition(b" ")
             key = given.strip() if scheme.lower() == b"bearer" else key
-        elif name == b"x-api-key":
+        elif name in (b"x-api-key", b"x-goog-api-key"):
             key = value.strip()
         elif name == b"content-length":
             length = int(value)
@@ -441,6 +482,12 @@ def _head(headers: list[tuple[bytes, bytes]]) -> RequestHead:
         elif name == b"x-rollwright-agent":
             agent = value.decode("latin-1").strip() or agent
     return RequestHead(key, length, marked, idempotency_key, agent)
+
+
+def _query_key(query: bytes) -> bytes | None:
+    """The key in an address, where some clients of Gemini's API put it."""
+    given = next((each[4:] for each in query.split(b"&") if each.startswith(b"key=")), b"")
+    return unquote_to_bytes(given) or None
 
 
 async def send_json(send: Send, answer: Any) -> None:

@@ -8,6 +8,7 @@ are allowed; a turn whose answer reached no client, or whose call a rule leaves 
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from rollwright.agents import AttemptInterrupted, EpisodeFailure, OutOfRoom, ReplayDiffers, Session
-from rollwright.agents.failures import together
+from rollwright.aio import together
 from rollwright.engines.base import NamedPolicies, Policy, RateLimited, Sampling, constrains_output
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.gateway.conversations import Conversations, answered
@@ -109,6 +110,8 @@ class RolloutRecorder:
         """Time of the latest request or response."""
         self._sampling = sampling
         self._rules = rules
+        self._strip = re.compile("|".join(f"(?:{each})" for each in rules.strip)) if rules.strip else None
+        """Matches the parts of system prompts that are taken out; `None`: there are none."""
         self._on_replay_differs = on_replay_differs
         self._conversations = Conversations()
         self._instructed: dict[int, bool] = {}
@@ -272,7 +275,8 @@ class RolloutRecorder:
             self.session.trajectory.turns[turn.id] = turn
         said, stop = self._message_of(turn, asked.wishes.stop)
         said = api.present(asked, said)
-        self._conversations.add(asking.messages, asked.tools, said, turn.id)
+        known = None if continues is None else continues.id
+        self._conversations.add(new, asked.tools, said, turn.id, continues=known)
         self._instructed[turn.id] = bool(asked.instructions)
         return ModelReply(
             name=f"{self.session.trajectory.attempt_id}-{turn.id}",
@@ -344,7 +348,13 @@ class RolloutRecorder:
             said = (*earlier[self._instructed[turn_id] :], *said)
         if asked.instructions:
             said = (Message("system", asked.instructions), *said)
-        return said
+        return tuple(map(self._stripped, said)) if self._strip is not None else said
+
+    def _stripped(self, message: Message) -> Message:
+        """The message without the parts that the rules take out."""
+        if self._strip is None or message.role != "system" or not self._strip.search(message.content):
+            return message
+        return msgspec.structs.replace(message, content=self._strip.sub("", message.content))
 
     def _find_turn(self, asking: "_Asking") -> tuple[Turn | None, tuple[Message, ...]]:
         """Finds the turn that the conversation continues, and the new messages after it."""

@@ -72,6 +72,19 @@ class CaptureRules(Settings):
     """Whether a rollout whose agent made no call may end with a reward; else it is a failure."""
     calls: tuple[CallRule, ...] = ()
     """Which calls are trained, and which policy answers them; the first rule that matches applies."""
+    strip: tuple[str, ...] = ()
+    """Regular expressions of what is taken out of system prompts before the model sees them: parts that change from call to
+    call and mean nothing to it, for which every call would begin a new token sequence."""
+
+    @field_validator("strip")
+    @classmethod
+    def _are_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            try:
+                re.compile(each)
+            except re.error as error:
+                raise ValueError(f"{each!r} is not a regular expression: {error}") from error
+        return value
 
     def rule_for(self, model: str, agent: str, system: str) -> CallRule | None:
         """The first rule that matches a call; `None`: it is trained and answered by the run's own policy."""

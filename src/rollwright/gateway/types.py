@@ -6,12 +6,13 @@ sampling parameters apply only if the rollout's rules allow it. A forced tool ch
 other option that would change the answer and is not supported is refused; an option without effect is ignored.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from rollwright.engines.base import OutputFormat, Sampling, ToolSpec
+from rollwright.engines.base import OfferedTools, OutputFormat, Sampling, ToolSpec
 from rollwright.engines.constraints import forced_call, json_object, json_schema, or_call
 from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import FinishReason, Message, ToolCall
@@ -148,7 +149,9 @@ class ApiFormat(Protocol):
         """Converts the message to the form that this API supports, and that its client sends back."""
         ...
 
-    def answer(self, asked: ModelRequest, reply: ModelReply) -> Mapping[str, Any]: ...
+    def answer(self, asked: ModelRequest, reply: ModelReply) -> Any:
+        """The body of the response, as JSON values."""
+        ...
 
     def events(self, asked: ModelRequest, reply: ModelReply) -> Iterable[bytes]:
         """The answer as server-sent events."""
@@ -188,12 +191,30 @@ def sampling_options(request: Any, neutral: Mapping[str, Sequence[Any]]) -> tupl
     return tuple(name for name, value in named if value is not None and value not in neutral[name])
 
 
+LARGEST_KEPT, MOST_KEPT = 512 * 1024, 64
+"""Bytes of a list of tools that is kept once it is decoded, and the number of such lists."""
+
+
+class ReadTools(NamedTuple):
+    """The tools of a request."""
+
+    specs: OfferedTools
+    theirs: tuple[str, ...]
+    """Kinds of tools that the provider would run itself."""
+
+
+def keep_read(read: Callable[[bytes], ReadTools]) -> Callable[[bytes], ReadTools]:
+    """Decodes a list of tools once: an agent sends the same one with every call, and it is most of the request."""
+    kept = lru_cache(maxsize=MOST_KEPT)(read)
+    return lambda raw: kept(raw) if len(raw) <= LARGEST_KEPT else read(raw)
+
+
 def choose_tools(tools: Sequence[ToolSpec], choice: Any) -> tuple[tuple[ToolSpec, ...], OutputFormat | None]:
     """The tools in the prompt, and the call that `tool_choice` forces; with `none`, no tools."""
     asked = choice if isinstance(choice, dict) else {"type": choice}
     match asked.get("type"):
         case None | "auto":
-            return tuple(tools), None
+            return tools if isinstance(tools, tuple) else tuple(tools), None
         case "none":
             return (), None
         case "required" | "any":
@@ -304,6 +325,24 @@ def tool_call(id: Any, name: Any, arguments: Any, where: str) -> ToolCall:
     if not (isinstance(id, str) and isinstance(name, str)):
         raise HttpRefusal(422, "invalid", f"{where}: a tool call needs an id and a name")
     return ToolCall(id, name, arguments if isinstance(arguments, str) else _encode(arguments).decode())
+
+
+def read_arguments(call: ToolCall) -> Any:
+    """The arguments of a call as a value; `None`: they are not JSON."""
+    try:
+        return msgspec.json.decode(call.arguments or "{}")
+    except msgspec.DecodeError:
+        return None
+
+
+def present_object_arguments(message: Message) -> Message:
+    """For an API whose arguments are objects: calls with other values are sent as text, so that nothing is lost."""
+    readable = tuple(call for call in message.tool_calls if isinstance(read_arguments(call), dict))
+    if len(readable) == len(message.tool_calls):
+        return message
+    odd = [f"{call.name}({call.arguments})" for call in message.tool_calls if call not in readable]
+    content = "\n".join(part for part in (message.content, *odd) if part)
+    return msgspec.structs.replace(message, content=content, tool_calls=readable)
 
 
 def event(data: Any, name: str | None = None) -> bytes:

@@ -40,7 +40,7 @@ class FaultCause(StrEnum):
 class RetryPolicy:
     """Exponential back-off with jitter."""
 
-    max_retries: int = 5
+    max_retries: int
     first: float = 0.5
     """Seconds of the first back-off; each one after it is `factor` times as long."""
     factor: float = 2.0

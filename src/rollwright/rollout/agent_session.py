@@ -60,6 +60,10 @@ class AgentSession(Session):
             self._access = self.gateway.open(self.record())
         return self._access
 
+    def rejoin_gateway(self) -> None:
+        """After `leave_gateway`: the next caller that asks gets a new key, for the next part of the same episode."""
+        self._access = self.recorder = None
+
     def record(self) -> RolloutRecorder:
         """The recorder of calls in a model API, whether they come in by HTTP or not."""
         if self.recorder is None:

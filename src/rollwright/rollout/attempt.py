@@ -32,10 +32,10 @@ from rollwright.gateway import Gateway
 from rollwright.rollout.accounting import Activity
 from rollwright.rollout.concurrency import InflightLimit
 from rollwright.rollout.episode import EpisodeSettings, new_session, play_episode, read_episode
-from rollwright.rollout.function import AgentFunction, function_session, play_function
+from rollwright.rollout.function import AgentFunction, AgentStrategy, function_session, play_function
 from rollwright.rollout.scoring import EpisodeRewards, task_of
 from rollwright.sandbox.attempts import AttemptBoxes, current_boxes, use_boxes
-from rollwright.sandbox.box import BoxLabel
+from rollwright.sandbox.box import NO_NEEDS, BoxLabel
 from rollwright.sandbox.pool import BoxPools
 from rollwright.sandbox.settings import AUTO
 from rollwright.store.api import Store
@@ -220,6 +220,8 @@ class RolloutAttempt:
                 assignment = await self._context.assign(self.claimed)
                 if self.claimed.attempt.sequence_id > 1:
                     await self._recover_journal()
+            if isinstance(strategy := assignment.settings.strategy, AgentStrategy):
+                await strategy.prepare()
             with collect_calls() as self._outside:
                 try:
                     with use_boxes(self._new_boxes(assignment.settings)):
@@ -251,10 +253,12 @@ class RolloutAttempt:
             worker=attempt.worker_id or "",
             lease_seconds=30.0 if config is None else config.lease_seconds,
         )
+        strategy = settings.strategy
+        needs = strategy.box_needs if isinstance(strategy, AgentStrategy) else NO_NEEDS
         if config is None:
-            return AttemptBoxes(self._context.boxes.get(AUTO), label)
+            return AttemptBoxes(self._context.boxes.get(AUTO), label, needs=needs)
         pool = self._context.boxes.get(config.backend, config.options)
-        return AttemptBoxes(pool, label, config.spec(), warm=config.warm)
+        return AttemptBoxes(pool, label, config.spec(), warm=config.warm, needs=needs)
 
     async def _play_once(self, assignment: Assignment) -> Trajectory:
         """Plays the episode once; raises `ReplayDiffers` if it did not follow the journal to the journal's end."""

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from rollwright.agents import EpisodeFailure, timed_out
+from rollwright.gateway import Access
 from rollwright.rollout.agent_session import AgentSession
 from rollwright.trajectory import Boundary, ErrorRecord
 
@@ -150,17 +151,26 @@ async def run_command(
     return output.text
 
 
+def api_variables(access: Access) -> dict[str, str]:
+    """The usual variables by which SDKs find a model."""
+    root = access.base_url.removesuffix("/v1")  # Anthropic's and Google's SDKs add the version themselves
+    return {
+        "OPENAI_BASE_URL": access.base_url,
+        "OPENAI_API_KEY": access.api_key,
+        "ANTHROPIC_BASE_URL": root,
+        "ANTHROPIC_API_KEY": access.api_key,
+        "GOOGLE_GEMINI_BASE_URL": root,
+        "GEMINI_API_KEY": access.api_key,
+    }
+
+
 def agent_environment(session: AgentSession, folder: Path) -> dict[str, str]:
     """The worker's own variables, without those that lead to its store, and with the way to the gateway."""
-    access = session.access()
     own = {name: value for name, value in os.environ.items() if not name.startswith("ROLLWRIGHT_")}
     direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))
     return {
         **own,
-        "OPENAI_BASE_URL": access.base_url,
-        "OPENAI_API_KEY": access.api_key,
-        "ANTHROPIC_BASE_URL": access.base_url.removesuffix("/v1"),  # its SDK adds the version itself
-        "ANTHROPIC_API_KEY": access.api_key,
+        **api_variables(session.access()),
         "NO_PROXY": direct,
         "no_proxy": direct,
         FOLDER_VARIABLE: str(folder),

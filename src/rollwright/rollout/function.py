@@ -8,7 +8,7 @@ A function whose agent speaks a model API points it at `session.base_url` with `
 then records its calls in the same trajectory.
 
 A function is played in two ways. As the agent of a tag with tasks (`AgentStrategy`), the returned value is stored in the
-trajectory and the tag's rewards judge it. As the agent of a worker without an environment (`play_function`), the returned
+trajectory and the tag's rewards judge it; an environment that gives it a box judges what it has left there. As the agent of a worker without an environment (`play_function`), the returned
 number is the reward.
 """
 
@@ -29,12 +29,14 @@ from rollwright.agents import (
     Session,
     Stopwatch,
     TimeLimit,
+    bounded,
     failed,
     timed_out,
 )
+from rollwright.agents.outcomes import outcome_of
 from rollwright.aio import is_cancellation
 from rollwright.engines.base import NO_ACTIONS, Policy
-from rollwright.envs.base import Env
+from rollwright.envs.base import Env, Workplace
 from rollwright.envs.threaded import BlockingRunner
 from rollwright.errors import FormatError
 from rollwright.gateway import Gateway, RolloutRecorder
@@ -42,6 +44,7 @@ from rollwright.gateway.recorder import NO_CALL
 from rollwright.rng import digest
 from rollwright.rollout.agent_session import AgentSession, ThreadSession
 from rollwright.rollout.episode import EpisodeSettings
+from rollwright.sandbox.box import NO_NEEDS, BoxNeeds
 from rollwright.store.records import AttemptedRollout
 from rollwright.trajectory import (
     LEFT_OUT,
@@ -70,9 +73,20 @@ class AgentResult(NamedTuple):
 
 @dataclass(frozen=True)
 class AgentStrategy:
-    """Plays the tasks of a tag with a function."""
+    """Plays the tasks of a tag with a function; in a `Workplace`, one part of the task after the other."""
 
     function: AgentFunction
+
+    @property
+    def box_needs(self) -> BoxNeeds:
+        needs: BoxNeeds = getattr(self.function, "box_needs", NO_NEEDS)
+        return needs
+
+    async def prepare(self) -> None:
+        """Makes ready what the agent needs on this machine; quick if it is ready."""
+        prepare = getattr(self.function, "prepare", None)
+        if prepare is not None:
+            await prepare()
 
     async def play_turns(
         self,
@@ -85,8 +99,11 @@ class AgentStrategy:
         assert isinstance(session, AgentSession), "attempts open sessions with a gateway"
         trajectory = session.trajectory
         trajectory.opening = ()  # the function writes its own prompts
-        # Its own copy of the row: the rewards judge by the row as it is in the file.
-        result = await run_agent(self.function, deepcopy(getattr(env, "task", None)), session)
+        if isinstance(env, Workplace):
+            result = await _work(self.function, session, env, settings)
+        else:
+            # Its own copy of the row: the rewards judge by the row as it is in the file.
+            result = await run_agent(self.function, deepcopy(getattr(env, "task", None)), session)
         turns = trajectory.turns
         if not turns and not settings.capture.allow_no_calls:
             why = (
@@ -104,6 +121,57 @@ def keep_conversation(session: AgentSession) -> None:
     heard = next((each for each in reversed(turns) if each.filtered not in (UNDELIVERED, LEFT_OUT)), None)
     if heard is not None:
         session.trajectory.conversation = session.conversation_of(heard)
+
+
+@dataclass(frozen=True)
+class SolutionStrategy:
+    """Plays the tasks of a `Workplace` without a model: by the environment's own solution, or by doing nothing."""
+
+    solves: bool
+
+    async def play_turns(
+        self,
+        session: Session,
+        env: Env,
+        settings: EpisodeSettings,
+        policy: Policy,
+        make_env: Callable[[], Env],
+    ) -> StopReason:
+        assert isinstance(env, Workplace), "checked when the run was built"
+        session.trajectory.opening = ()
+        while True:
+            if self.solves:
+                await bounded(env.solve(), settings.limits.step_timeout, Boundary.ENVIRONMENT, 0)
+            if await _conclude(env, session.trajectory, settings):
+                return StopReason.TERMINATED
+
+
+async def _work(
+    function: AgentFunction, session: AgentSession, env: Workplace, settings: EpisodeSettings
+) -> AgentResult:
+    """Has an agent do one part of a task after the other, each of which is judged when it is done."""
+    while True:
+        result = await run_agent(function, deepcopy(env.task), session)
+        if await _conclude(env, session.trajectory, settings):
+            return result
+        session.rejoin_gateway()
+
+
+async def _conclude(env: Workplace, trajectory: Trajectory, settings: EpisodeSettings) -> bool:
+    """Judges what was done; returns whether that was the last part, whose step has the reward."""
+    turns = len(trajectory.turns)
+    step = await bounded(env.conclude(), settings.limits.step_timeout, Boundary.ENVIRONMENT, turns)
+    try:
+        outcome = outcome_of(step)
+        for name, value in step.info.get("metrics", {}).items():
+            trajectory.metrics[name] = trajectory.metrics.get(name, 0.0) + float(value)
+    except Exception as error:
+        told = FormatError(f"environment {trajectory.tag}: {error}")
+        raise failed(Boundary.ENVIRONMENT, told, turns) from error
+    trajectory.episode_reward += outcome.reward
+    if outcome.success is not None:
+        trajectory.success = outcome.success
+    return outcome.terminated or outcome.truncated
 
 
 def _encode_returned(value: Any, turns: int) -> str | None:

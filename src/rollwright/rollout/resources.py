@@ -29,7 +29,11 @@ LOOK_AGAIN_SECONDS = 0.2
 """Age of a measurement after which a new episode triggers another; one costs a few hundred microseconds."""
 
 LEAST_EPISODE_MEMORY = 1 << 20
-"""Lower bound of the estimated memory of an episode, in bytes."""
+"""Lower bound of the estimated memory of an episode, in bytes, while few are known."""
+
+WELL_KNOWN = 64
+"""Episodes whose mean cost says little yet. With more of them, all together still count for what so many would take at
+least: a hundred thousand small episodes fit where each of them would be refused a megabyte."""
 
 CAUTIOUS_MEMORY, CAUTIOUS_FILES = 64 << 20, 4
 """Estimated cost of an episode before the first measurement."""
@@ -80,10 +84,15 @@ class MachineResources:
 
 @dataclass(frozen=True)
 class EpisodeCost:
-    """Estimated cost of one episode."""
+    """Measured cost of one episode; `expected` is the estimate."""
 
-    memory: float = LEAST_EPISODE_MEMORY
-    files: float = 1.0
+    memory: float = 0.0
+    files: float = 0.0
+
+    def expected(self, episodes: int) -> "EpisodeCost":
+        """Cost to reckon with, measured on so many episodes."""
+        doubt = min(1.0, WELL_KNOWN / max(1, episodes))
+        return EpisodeCost(max(self.memory, doubt * LEAST_EPISODE_MEMORY), max(self.files, doubt))
 
     def seen(self, now: MachineResources, before: MachineResources, episodes: int) -> "EpisodeCost":
         """With one look more; `before`: without any episode."""
@@ -91,9 +100,7 @@ class EpisodeCost:
             return self
         memory = MARGIN * (now.used_memory - before.used_memory) / episodes
         files = MARGIN * (now.open_files - before.open_files) / episodes
-        return EpisodeCost(
-            max(LEAST_EPISODE_MEMORY, memory, FADING * self.memory), max(1.0, files, FADING * self.files)
-        )
+        return EpisodeCost(max(memory, FADING * self.memory), max(files, FADING * self.files))
 
     def yet_to_take(self, now: MachineResources, before: MachineResources, episodes: int) -> "EpisodeCost":
         """What the episodes that are there will take beyond what they have taken, all together."""
@@ -120,6 +127,7 @@ def ceiling(
 
     As many more as there is room for, by what they were seen to take. Twice as many at the most, unless there is room for
     more even if they took far more: what they take shows only when they are there."""
+    cost = cost.expected(episodes)
     coming = cost.yet_to_take(now, before, episodes)
     files = (
         now.most_files - max(limits.file_share * now.most_files, FEWEST_FILES) - now.open_files - coming.files

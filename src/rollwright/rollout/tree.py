@@ -16,7 +16,8 @@ from enum import StrEnum
 from inspect import isawaitable
 from typing import NamedTuple
 
-from rollwright.agents import OutOfRoom, Phase, Session, bounded, together
+from rollwright.agents import OutOfRoom, Phase, Session, bounded
+from rollwright.aio import together
 from rollwright.engines.base import Policy
 from rollwright.envs.base import Env, Forkable, Step, can_fork
 from rollwright.rollout.branching import TRUNK, Branching, Node

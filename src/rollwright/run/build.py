@@ -21,7 +21,7 @@ from rollwright.rollout.branching import make_branching
 from rollwright.rollout.curriculum import LevelSampler, level_tag, make_curriculum
 from rollwright.rollout.episode import CHAIN, Episode, EpisodeSettings, Strategy
 from rollwright.rollout.filters import build_filters
-from rollwright.rollout.function import AgentFunction
+from rollwright.rollout.function import AgentFunction, AgentStrategy, SolutionStrategy
 from rollwright.rollout.groups import LevelFunction
 from rollwright.rollout.ranking import GroupRanker
 from rollwright.rollout.scoring import NO_TASK
@@ -35,9 +35,9 @@ from rollwright.run.build_tasks import TagTasks, level_function, open_tag_tasks
 from rollwright.run.build_teams import build_teams
 from rollwright.run.build_tools import ToolShelf
 from rollwright.run.validations import VALIDATION
+from rollwright.sandbox.settings import BoxConfig
 from rollwright.tasks.env import TaskEnv
 from rollwright.teams import Team
-from rollwright.teams.agent import apply_sampling_changes
 from rollwright.trajectory import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ class SettingsTable:
             if (team := teams.get(tag)) is not None:
                 _check_sampling(config, tag, team, train.sampling)
                 train, single = replace(train, strategy=team), team.greedy()
-            if (agent := build_agent(config, tag, self.board)) is not None:
-                train, single = replace(train, strategy=agent), agent
+            if (agent := build_agent(config, tag, self.board, partial(make_env, train))) is not None:
+                train, single = _played_by(train, agent), agent
                 if isinstance(config.custom_envs[tag].agent, RemoteAgentConfig):
                     train = replace(train, limits=_without_episode_limit(train.limits))
             validated = config.val_env_manager
@@ -115,11 +115,26 @@ class SettingsTable:
                 val = replace(val, env_factory=partial(tasks.make_env, VALIDATION))
             self._settings["val", tag] = val
         self._add_levels(config)
+        self.sizes = self._count_levels(config) if self._evaluates else {}
+        """Levels of tags whose environment has so many and no more; an evaluation plays each once before any again."""
+
+    def _count_levels(self, config: RunConfig) -> dict[str, int]:
+        found = {}
+        for tag in config.tags:
+            settings = self._settings["val", tag]
+            if tag in self._tasks or settings.strategy is CHAIN:
+                continue
+            with open_for_inspection(partial(make_env, settings)) as env:
+                if isinstance(count := getattr(env, "samples", None), int) and count > 0:
+                    found[tag] = count
+        return found
 
     def level_of(self, mode: str, slot_tags: Sequence[str]) -> LevelFunction:
         """The level of each group of a stream whose slots have these tags."""
         told = None if self._in_swarm else slot_tags
-        return level_function(self._tasks, mode, self._run_seed, told, by_tag=self._evaluates)
+        return level_function(
+            self._tasks, mode, self._run_seed, told, by_tag=self._evaluates, sizes=self.sizes
+        )
 
     def ordered_level(self, tag: str, place: int) -> int:
         """The level of the n-th training group of the tag that takes its levels in order."""
@@ -155,8 +170,11 @@ class SettingsTable:
         return self._settings["train", tag].sampling.max_tokens
 
     async def check(self) -> None:
-        """Whether this machine can give what the agents' tools need."""
+        """Whether this machine can give what the agents and their tools need."""
         await self._tools.check()
+        for each in self._settings.values():
+            if isinstance(each.strategy, AgentStrategy):
+                await each.strategy.prepare()
 
     def use_policy(self, policy: Policy) -> None:
         """Sets the run's policy, which judges where a reward asks a model and names no other."""
@@ -175,6 +193,17 @@ class SettingsTable:
             raise ConfigError(f"tag `{episode.tag}` is not part of this run; it plays {known}") from None
 
 
+def _played_by(settings: EpisodeSettings, agent: AgentStrategy | SolutionStrategy) -> EpisodeSettings:
+    """The settings of a tag that an agent plays, with the rules and the box that the agent needs."""
+    settings = replace(settings, strategy=agent)
+    if isinstance(agent, AgentStrategy):
+        rules = getattr(agent.function, "rules", None)
+        settings = settings if rules is None else replace(settings, capture=rules(settings.capture))
+        if agent.box_needs.gateway and settings.box is None and settings.env_factory is not None:
+            settings = replace(settings, box=BoxConfig())
+    return settings
+
+
 def _without_episode_limit(limits: LimitsConfig) -> LimitsConfig:
     """For a rollout that waits until a program takes it; the agent itself limits the episode from then on."""
     return limits.model_copy(update={"episode_timeout": _A_YEAR})
@@ -183,7 +212,7 @@ def _without_episode_limit(limits: LimitsConfig) -> LimitsConfig:
 def _check_sampling(config: RunConfig, tag: str, team: Team, sampling: Sampling) -> None:
     """An agent whose every token would be out of the loss is not trained by a run that says it is."""
     for name, agent in team.agents.items() if config.training is not None else ():
-        why = apply_sampling_changes(sampling, agent.sampling).params().not_modelled
+        why = agent.override(sampling).params().not_modelled
         if agent.trainable and why is not None:
             raise ConfigError(
                 f"orchestras.{tag}.agents.{name}.sampling: what is {why} cannot be trained; accepted: a temperature of "

@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from rollwright.agents.settings import AGENTS
 from rollwright.config import RunConfig
+from rollwright.envs.base import Env, Workplace, open_for_inspection
 from rollwright.errors import ConfigError
-from rollwright.rollout.function import AgentFunction, AgentStrategy
+from rollwright.rollout.function import AgentFunction, AgentStrategy, SolutionStrategy
 from rollwright.rollout.settings.agents import (
+    CLI_AGENTS,
+    CliAgentConfig,
     CommandAgentConfig,
     FunctionAgentConfig,
     RemoteAgentConfig,
+    SolutionAgentConfig,
     TerminalAgentConfig,
 )
 from rollwright.rollout.settings.strategies import ChainStrategyConfig
 
 if TYPE_CHECKING:
+    from rollwright.rollout.cli_agents.agent import CliAgent
     from rollwright.rollout.remote import RemoteBoard
     from rollwright.rollout.remote_workers import RunBoard
 
@@ -51,7 +56,9 @@ def has_remote_agents(config: RunConfig) -> bool:
     return any(each is not None and isinstance(each.agent, RemoteAgentConfig) for each in own)
 
 
-def build_agent(config: RunConfig, tag: str, board: "RemoteBoard | None") -> AgentStrategy | None:
+def build_agent(
+    config: RunConfig, tag: str, board: "RemoteBoard | None", make_env: Callable[[], Env]
+) -> AgentStrategy | SolutionStrategy | None:
     """The agent of a tag; `None`: the chat agent, or a team, plays it."""
     custom = config.custom_envs.get(tag)
     if custom is None or custom.agent is None:
@@ -64,6 +71,9 @@ def build_agent(config: RunConfig, tag: str, board: "RemoteBoard | None") -> Age
             f"strategy.kind: an agent plays along one path; got {config.strategy.kind}, accepted: chain"
         )
     folder, limits = Path(config.folder or ".").resolve(), config.limits
+    in_box = custom.tasks is None
+    if in_box:
+        _check_workplace(where, tag, make_env)
     match custom.agent:
         case FunctionAgentConfig(function=path, process=process):
             try:
@@ -72,6 +82,11 @@ def build_agent(config: RunConfig, tag: str, board: "RemoteBoard | None") -> Age
                 return AgentStrategy(_check_parameters(load_function(path)))
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error}") from error
+        case CommandAgentConfig() as agent if in_box:
+            from rollwright.rollout.cli_agents.agent import BoxCommandAgent, BoxLimits
+
+            box_limits = BoxLimits(agent.timeout, 1024 * agent.output_kb)
+            return AgentStrategy(BoxCommandAgent(tuple(agent.command), box_limits, folder))
         case CommandAgentConfig() as agent:
             from rollwright.rollout.command import CommandAgent
 
@@ -83,6 +98,42 @@ def build_agent(config: RunConfig, tag: str, board: "RemoteBoard | None") -> Age
             return AgentStrategy(RemoteAgent(board, lease, limits.episode_timeout))
         case TerminalAgentConfig() as terminal:
             return AgentStrategy(_terminal_agent(terminal))
+        case CliAgentConfig() as cli:
+            return AgentStrategy(_cli_agent(cli, where))
+        case SolutionAgentConfig(kind=kind):
+            if not in_box:
+                raise ConfigError(f"{where}: {kind} is for environments with boxes, such as harbor:PATH")
+            return SolutionStrategy(kind == "oracle")
+
+
+def _check_workplace(where: str, tag: str, make_env: Callable[[], Env]) -> None:
+    """An agent needs rows of `tasks`, or an environment that gives it a box and judges what it has left there."""
+    with open_for_inspection(make_env) as env:
+        if not isinstance(env, Workplace):
+            raise ConfigError(
+                f"{where}: is a setting of `tasks`, and of environments that judge a box, such as harbor:PATH; "
+                f"{tag} is neither"
+            )
+
+
+def _cli_agent(config: CliAgentConfig, where: str) -> "CliAgent":
+    from rollwright.rollout.cli_agents.agent import BoxLimits, CliAgent
+    from rollwright.rollout.cli_agents.recipe import CliRecipe
+
+    try:
+        recipe: Any = CLI_AGENTS.find(config.cli)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.cli: {error}") from error
+    if not isinstance(recipe, CliRecipe):
+        raise ConfigError(f"{where}.cli: {config.cli!r} is a {type(recipe).__name__}, not a CliRecipe")
+    return CliAgent(
+        recipe,
+        BoxLimits(config.timeout, 1024 * config.output_kb),
+        config.arguments,
+        config.environment,
+        config.prompt,
+        only_gateway=config.network == "gateway",
+    )
 
 
 def _own_process(path: str, timeout: float, folder: Path) -> AgentFunction:

@@ -137,8 +137,8 @@ class TagRewards:
 
 
 def rewards_of(custom: CustomEnvConfig) -> Sequence[AnyReward]:
-    """The rewards of a tag's settings: with an agent and without a list, the number that the agent returns."""
-    if not custom.rewards and custom.agent is not None:
+    """The rewards of a tag's settings: of tasks with an agent and without a list, the number that the agent returns."""
+    if not custom.rewards and custom.agent is not None and custom.tasks is not None:
         return [ReturnedReward(kind="returned")]
     return custom.rewards
 

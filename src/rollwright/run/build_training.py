@@ -1,5 +1,6 @@
 """Builds the trainer and the trained policy from the configuration. Only building a trainer imports torch."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -18,7 +19,7 @@ from rollwright.training.settings import LOSSES
 from rollwright.trajectory import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
-    from rollwright.training.ranks.leader import LeadingTrainer
+    from rollwright.training.ranks.leader import LeadingTrainer, Setup
     from rollwright.training.service.remote_trainer import RemoteTrainer
     from rollwright.training.trainer import Trainer
 
@@ -210,8 +211,12 @@ AnyTrainer: TypeAlias = "Trainer | LeadingTrainer | RemoteTrainer"
 """A trainer in this process, on several ranks, or elsewhere."""
 
 
-def make_trainer(config: RunConfig, run: Path) -> AnyTrainer:
-    """Load the base model and build its trainer, on all ranks; takes seconds to minutes. `run`: the run's folder."""
+def make_trainer(config: RunConfig, run: Path, ray: str | None = None) -> AnyTrainer:
+    """Load the base model and build its trainer, on all ranks; takes seconds to minutes.
+
+    `run`: the run's folder. `ray`: address of the Ray cluster on which the other ranks run; `None`: on this machine, or under
+    torchrun where it has started them.
+    """
     training = training_of(config)
     if training.serve is not None:
         from rollwright.training.service.remote_trainer import RemoteTrainer
@@ -225,12 +230,19 @@ def make_trainer(config: RunConfig, run: Path) -> AnyTrainer:
     from rollwright.models import load_model
 
     total_updates = config.max_steps * training.updates_per_step
+    if is_under_torchrun() and int(os.environ["WORLD_SIZE"]) > 1:
+        return _lead_torchrun(config, training, total_updates)
     if training.processes > 1:
-        from rollwright.training.ranks.leader import LeadingTrainer, Setup
+        from rollwright.training.ranks.leader import LeadingTrainer
 
-        return LeadingTrainer(
-            Setup(model_name(config), training, total_updates, config.sampling.temperature, config.seed)
-        )
+        setup = _setup(config, training, total_updates)
+        if ray is None:
+            return LeadingTrainer(setup)
+        from rollwright.hardware import pick_device
+        from rollwright.run.ray_ranks import ray_ranks
+
+        start, host = ray_ranks(ray, gpus=pick_device(training.device).type == "cuda")
+        return LeadingTrainer(setup, start, host)
     return Trainer(
         load_model(model_name(config)),
         training,
@@ -238,6 +250,27 @@ def make_trainer(config: RunConfig, run: Path) -> AnyTrainer:
         temperature=config.sampling.temperature,
         seed=config.seed,
     )
+
+
+def _lead_torchrun(config: RunConfig, training: TrainingConfig, total_updates: int) -> AnyTrainer:
+    """The trainer of rank 0 among ranks that torchrun has started, which it also replaces."""
+    from rollwright.training.ranks.leader import LeadingTrainer
+    from rollwright.training.ranks.torchrun import TorchrunRanks, leader_host, torchrun_size
+
+    size = torchrun_size() if training.processes == 1 else training.processes
+    setup = _setup(config, training.model_copy(update={"processes": size, "rank_restarts": 0}), total_updates)
+    return LeadingTrainer(setup, TorchrunRanks, leader_host())
+
+
+def _setup(config: RunConfig, training: TrainingConfig, total_updates: int) -> "Setup":
+    from rollwright.training.ranks.leader import Setup
+
+    return Setup(model_name(config), training, total_updates, config.sampling.temperature, config.seed)
+
+
+def is_under_torchrun() -> bool:
+    """Whether torchrun started this process; tells without importing torch."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
 def updatable(policy: Policy, kind: str) -> Updatable:

@@ -68,8 +68,10 @@ def settle_evaluation(config: RunConfig) -> RunConfig:
     ):
         content.pop(key, None)
     content["val_env_manager"] = {"tags": tags, "num_env_groups": len(tags)}
-    rows = {tag: len(each.source(VALIDATION)) for tag, each in open_tag_tasks(build(content)).items()}
-    counts = _count_tasks(settings, tags, rows)
+    opened = build(content)
+    rows = {tag: len(each.source(VALIDATION)) for tag, each in open_tag_tasks(opened).items()}
+    sizes = SettingsTable(opened.model_copy(update={"evaluation": settings})).sizes
+    counts = _count_tasks(settings, tags, sizes | rows)
     content["val_env_manager"] = {
         "tags": tags,
         "num_env_groups": sum(counts),

@@ -36,6 +36,7 @@ _LOAD = (
     "max_retries",
     "max_connections",
     "outage_patience",
+    "routing",
     "threads",
     "max_batch",
     "compress",

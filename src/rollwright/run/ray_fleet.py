@@ -80,7 +80,7 @@ class RayCluster:
             if self._address not in (AUTO, LOCAL):
                 await _check_reachable(self._address)
             await asyncio.to_thread(
-                _join, self._address
+                join_ray, self._address
             )  # outside of the main thread it installs no signal handlers
             self._joined = True
         return self
@@ -102,7 +102,8 @@ async def _check_reachable(address: str) -> None:
     writer.close()
 
 
-def _join(address: str) -> None:
+def join_ray(address: str) -> None:
+    """Connects this process to a cluster, or starts one on this machine."""
     if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a private Ray sends no usage reports
     try:
@@ -236,8 +237,8 @@ class RayFleet(Fleet):
             words = _last_words(error)
             short = life.began is None or now - life.began < SHORT_LIFE
             if words is None:
-                logger.warning("%s was lost: %s", name, _last_line(error))
-                self._count_loss(_last_line(error), short=short, new_round=now >= self._paused_until)
+                logger.warning("%s was lost: %s", name, last_line(error))
+                self._count_loss(last_line(error), short=short, new_round=now >= self._paused_until)
                 self._paused_until = now + PAUSE_SECONDS
             else:
                 self._count_death(words, short=short)
@@ -261,12 +262,12 @@ class RayFleet(Fleet):
 def _last_words(error: BaseException | None) -> str | None:
     """Error that the actor itself raised; `None` for an actor that was lost with its node or process."""
     if isinstance(error, RayTaskError):
-        return _last_line(error.cause)
+        return last_line(error.cause)
     if isinstance(error, RayActorError) and error.actor_init_failed:
-        return _last_line(error)
+        return last_line(error)
     return None
 
 
-def _last_line(error: BaseException | None) -> str:
+def last_line(error: BaseException | None) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -34,7 +34,7 @@ from rollwright.run.costs import CostBook
 from rollwright.run.evaluation_order import apply_order
 from rollwright.run.evaluation_stream import EvaluationStream
 from rollwright.run.folder import RunFolder
-from rollwright.run.gc_tuning import rare_collections
+from rollwright.run.gc_tuning import no_collections, rare_collections
 from rollwright.run.hooks import RunHooks
 from rollwright.run.pruning import TrajectoryReleaser, delete_forgotten
 from rollwright.run.recovery import enter_finished
@@ -152,7 +152,12 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed = True
-        await self._stack.__aexit__(kind, error, trace)
+        with no_collections():
+            if self._forget and self._work is not None:
+                # Nobody resumes what they play, so the store need not tell each episode to stop first.
+                self._work.cancel()
+                await asyncio.gather(self._work, return_exceptions=True)
+            await self._stack.__aexit__(kind, error, trace)
 
     async def _start(self) -> None:
         self._stack.enter_context(rare_collections())

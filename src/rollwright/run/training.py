@@ -87,6 +87,7 @@ class TrainingRun:
         resume: bool = False,
         policy: Policy | None = None,
         store: str | None = None,
+        ray: str | None = None,
         row: Row = batch_row,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
@@ -95,6 +96,7 @@ class TrainingRun:
             resume: Whether the folder was reopened and holds an earlier part of this training.
             policy: Policy to train instead of the configured one.
             store: Address of the store; by default the rollouts are kept in memory.
+            ray: Address of the Ray cluster on which the trainer's other ranks run; by default they run on this machine.
             row: Makes a batch's line of `metrics.jsonl`.
             on_progress: Called after every finished rollout and every micro-batch, in any thread.
         """
@@ -120,6 +122,7 @@ class TrainingRun:
             check_adapters(self._policy, self.training)
         self._resume = resume
         self._store = store
+        self._ray = ray
         self._row = row
         self._batches: BatchSource | None = None
         self._on_progress = on_progress
@@ -262,7 +265,7 @@ class TrainingRun:
 
     async def _prepare(self) -> set[int]:
         """Build the trainer and train it up to the end of the record; returns the recorded validations."""
-        self._trainer = await self._in_thread(make_trainer, self.config, self.folder.path)
+        self._trainer = await self._in_thread(make_trainer, self.config, self.folder.path, self._ray)
         self._trainer.on_progress = self._on_progress
         reader = RunReader(self.folder.path)
         if self._resume:
@@ -449,6 +452,7 @@ async def train_run(
     store: str | None = None,
     policy: Policy | None = None,
     resume: bool = False,
+    ray: str | None = None,
     observer: RunObserver | None = None,
 ) -> dict[str, Any]:
     """Train until `max_steps`; returns the summary, which is also in the folder. The model is in the folder's `model`.
@@ -460,6 +464,7 @@ async def train_run(
         store: Address of the store; by default the one that the folder names, else a database in the folder.
         policy: Policy to train instead of the configured one.
         resume: Whether the folder was reopened and holds an earlier part of this training.
+        ray: Address of the Ray cluster on which the trainer's other ranks run.
         observer: Follows the training, for a screen.
     """
     watching = observer or RunObserver()
@@ -469,7 +474,7 @@ async def train_run(
         return batch_row(mode, step, seconds, batch)
 
     address = folder.store_address(store)
-    run = TrainingRun(config, folder, resume=resume, policy=policy, store=address, row=row)
+    run = TrainingRun(config, folder, resume=resume, policy=policy, store=address, ray=ray, row=row)
 
     async def train() -> None:
         async with watching.watch_training(run):

@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from rollwright.sandbox.box import Box, BoxBackend, BoxError, BoxLabel, BoxSpec, Network
+from rollwright.sandbox.box import (
+    NO_NEEDS,
+    Box,
+    BoxBackend,
+    BoxError,
+    BoxLabel,
+    BoxNeeds,
+    BoxSpec,
+    Network,
+)
 from rollwright.sandbox.pool import BoxPool
 
 NO_BOX = "this attempt has no box; set custom_envs.TAG.box"
@@ -18,13 +27,27 @@ NO_BOX = "this attempt has no box; set custom_envs.TAG.box"
 class AttemptBoxes:
     """Boxes of one attempt."""
 
-    def __init__(self, pool: BoxPool, label: BoxLabel, spec: BoxSpec | None = None, *, warm: int = 0) -> None:
-        """`spec`: of the attempt's own box; `None`: it has one only if its environment brings one."""
+    def __init__(
+        self,
+        pool: BoxPool,
+        label: BoxLabel,
+        spec: BoxSpec | None = None,
+        *,
+        warm: int = 0,
+        needs: BoxNeeds = NO_NEEDS,
+    ) -> None:
+        """`spec`: of the attempt's own box; `None`: it has one only if its environment brings one. `needs`: what the agent
+        needs of the box that it works in."""
         self._pool = pool
         self.label = label
         self.gateway: Callable[[], str] | None = None
         """Opens the attempt's gateway and returns its address."""
-        self._spec = spec
+        self.agent_user: str | None = None
+        """User that the agent works as; `None`: the box's own."""
+        self.agent_seconds: float | None = None
+        """Time limit of the agent; `None`: the task has none."""
+        self.needs = needs
+        self._spec = None if spec is None else needs.apply(spec)
         self._warm = warm
         self._own: asyncio.Task[Box] | None = None
         self._adopted: Box | None = None
@@ -54,7 +77,8 @@ class AttemptBoxes:
         """A further box, which ends with the attempt or by `end`."""
         if self._is_over:
             raise BoxError("the attempt is over; its boxes are gone")
-        wants_gateway = spec.network is Network.GATEWAY and self.gateway is not None
+        reaches = spec.network is Network.GATEWAY or (self.needs.gateway and spec.network is not Network.NONE)
+        wants_gateway = reaches and self.gateway is not None
         gateway = self.gateway() if wants_gateway and self.gateway is not None else ""
         box = await self._pool.start(spec, self.label, gateway=gateway, warm=warm)
         self.keep(box)
@@ -68,9 +92,10 @@ class AttemptBoxes:
         self._pool.adopt(box)
         self._boxes.append(box)
 
-    def adopt(self, box: Box | None) -> None:
-        """Makes a box of the environment the attempt's own, for tools, rewards and agents."""
-        self._adopted = box
+    def adopt(self, box: Box | None, *, user: str | None = None, seconds: float | None = None) -> None:
+        """Makes a box of the environment the attempt's own, for tools, rewards and agents. `user` and `seconds`: of the
+        agent."""
+        self._adopted, self.agent_user, self.agent_seconds = box, user, seconds
 
     def end(self, box: Box) -> None:
         """Ends one box before the attempt does."""

@@ -105,6 +105,29 @@ class BoxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return msgspec.json.encode(self, order="deterministic")
 
 
+class BoxNeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent needs of the box that it works in, whoever describes the box."""
+
+    mounts: tuple[BoxMount, ...] = ()
+    gateway: bool = False
+    """Whether it must reach the gateway of its attempt."""
+    only_gateway: bool = False
+    """Whether it may reach nothing else, whatever the spec allows."""
+
+    def apply(self, spec: BoxSpec) -> BoxSpec:
+        network = spec.network
+        if self.only_gateway or (self.gateway and network is Network.NONE):
+            network = Network.GATEWAY
+        return spec.replace(
+            mounts=(*spec.mounts, *self.mounts),
+            network=network,
+            allowed_hosts=spec.allowed_hosts if network is Network.ALLOWLIST else (),
+        )
+
+
+NO_NEEDS = BoxNeeds()
+
+
 class BoxLabel(msgspec.Struct, frozen=True, kw_only=True):
     """Whose a box is. Boxes are found by this, and never by a name that others could use."""
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import msgspec
 
@@ -29,12 +31,6 @@ and observations between them, `context` the answers of the other agents in this
 def agent_id(team: str, agent: str) -> str:
     """Name of an agent in trajectories. It contains the team, because two teams may have an agent of the same name."""
     return f"{team}/{agent}"
-
-
-def apply_sampling_changes(sampling: Sampling, changes: SamplingChanges) -> Sampling:
-    """Overrides the run's sampling parameters with those that an agent sets."""
-    changed = {name: value for name, value in changes if value is not None}
-    return msgspec.structs.replace(sampling, **changed) if changed else sampling
 
 
 @dataclass(frozen=True)
@@ -67,6 +63,15 @@ class TeamAgent:
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
         return () if self.toolbox is None else self.toolbox.specs
+
+    @cached_property
+    def _changes(self) -> dict[str, Any]:
+        """The sampling parameters that are set; read once, because every call needs them."""
+        return {name: value for name, value in self.sampling if value is not None}
+
+    def override(self, sampling: Sampling) -> Sampling:
+        """Overrides the run's sampling parameters with those that the agent sets."""
+        return msgspec.structs.replace(sampling, **self._changes) if self._changes else sampling
 
     def check(self, where: str) -> None:
         """Validates templates and limits; a `ConfigError` names the wrong field."""

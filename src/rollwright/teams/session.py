@@ -13,7 +13,7 @@ import msgspec
 
 from rollwright.agents import OutOfRoom, Session
 from rollwright.errors import ConfigError
-from rollwright.teams.agent import TeamAgent, agent_id, apply_sampling_changes
+from rollwright.teams.agent import TeamAgent, agent_id
 from rollwright.teams.context import ContextLog
 from rollwright.teams.parsing import ParsedAnswer, Verdict
 from rollwright.teams.settings import Performance
@@ -245,7 +245,7 @@ class TeamSession:
             if fitted.cut:
                 self._count(FRAGMENTS_CUT, fitted.cut)
                 self._count(TOKENS_CUT, fitted.cut_tokens)
-        sampling = apply_sampling_changes(self._session.sampling, agent.sampling)
+        sampling = agent.override(self._session.sampling)
         if self._greedy:
             sampling = msgspec.structs.replace(sampling, temperature=0.0)
         return AgentPrompt(agent.messages(self._values, fitted.text, again), earlier, sampling)

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from rollwright.agents import Session, together
+from rollwright.agents import Session
 from rollwright.agents.tool_agent import use_tools
+from rollwright.aio import together
 from rollwright.engines.base import Parsed, Sampling
 from rollwright.teams.agent import TeamAgent
 from rollwright.tools import ToolContext, ToolResult

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from rollwright.aio import is_cancellation
+from rollwright.aio import is_cancellation, together
 from rollwright.engines.base import ToolSpec
 from rollwright.errors import ConfigError
 from rollwright.tools.context import ToolContext
@@ -67,16 +67,7 @@ class Toolbox:
             ):
                 return await self.run_one(call, context)
 
-        if len(calls) == 1:
-            return [await run_timed(calls[0])]
-        tasks = [asyncio.ensure_future(run_timed(call)) for call in calls]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            if not all(task.done() for task in tasks):
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        return await together(run_timed(call) for call in calls)
 
     async def run_one(self, call: ToolCall, context: ToolContext) -> ToolResult:
         """Validates and runs one call."""

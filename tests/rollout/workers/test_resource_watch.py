@@ -117,6 +117,26 @@ def test_what_an_episode_takes_is_learnt_and_fades() -> None:
     assert cost.seen(full, before, 0) == cost
 
 
+def test_a_hundred_thousand_small_episodes_fit_where_their_memory_and_handles_do() -> None:
+    """Each took 40 KiB and no file; 20,000 handles and 8 GiB are no reason to stop before the memory is used."""
+    machine = MachineResources(8 * GIB, 16 * GIB, open_files=20, most_files=20_000, used_memory=GIB)
+    cost, episodes, looks = EpisodeCost(), 0, 0
+    while episodes < 100_000 and looks < 100:
+        used = episodes * 40 * 1024
+        now = replace(machine, free_memory=8 * GIB - used, used_memory=GIB + used)
+        cost = cost.seen(now, machine, episodes)
+        episodes, looks = ceiling(now, machine, LIMITS, cost, episodes)[0], looks + 1
+    assert episodes >= 100_000
+    assert looks < 20
+
+
+def test_few_episodes_count_for_a_megabyte_and_a_file_each() -> None:
+    machine = MachineResources(GIB, 2 * GIB, open_files=20, most_files=100)
+    assert ceiling(machine, machine, LIMITS, EpisodeCost(), 64)[0] == 64 + (90 - 20 - 64)
+    assert EpisodeCost().expected(64) == EpisodeCost(MIB, 1.0)
+    assert EpisodeCost().expected(640).memory == MIB / 10
+
+
 async def test_one_episode_goes_on_however_short_things_are_where_nobody_else_would() -> None:
     watch = ResourceWatch(ResourceLimits(memory_share=1.01, least=1))
     await asyncio.wait_for(watch.enter("a"), 10)

@@ -32,6 +32,7 @@ from rollwright.engines.base import (
     UpdateMode,
     Weights,
 )
+from rollwright.engines.settings import TorchPolicyConfig, TorchServingConfig
 from rollwright.engines.torch.batcher import Batcher
 from rollwright.engines.torch.call import Counters, GenerationCall
 from rollwright.engines.torch.constraints import OutputCompiler, is_available
@@ -41,18 +42,11 @@ from rollwright.engines.torch.rows import LoneRows, ModelRows, SharedRows
 from rollwright.engines.torch.worker import Update, Worker, read_weights
 from rollwright.errors import ConfigError
 from rollwright.forks import bind_to_process
-from rollwright.hardware import Threads
 from rollwright.rng import digest
 from rollwright.trajectory import FinishReason
 
-MAX_BATCH = 256
-"""Calls served at a time. Memory is allocated only as they arrive, and small models need many to be busy."""
-
 TOKENS_PER_STEP = 2048
 """Prompt tokens fed in one step: enough to fill a forward pass, few enough that running calls do not wait long."""
-
-PREFIX_CACHE_MB = 512
-"""Megabytes for keys and values that no call uses at the moment."""
 
 
 class TorchPolicy:
@@ -62,35 +56,29 @@ class TorchPolicy:
         self,
         model: PreTrainedModel,
         renderer: Renderer,
+        settings: TorchServingConfig | None = None,
         *,
-        max_batch: int = MAX_BATCH,
-        batch_invariant: bool = False,
         tokens_per_step: int = TOKENS_PER_STEP,
-        prefix_cache_mb: int = PREFIX_CACHE_MB,
         cache_bytes: int | None = None,
         version: int = 0,
     ) -> None:
-        """`version`: of the weights that the model has now. `prefix_cache_mb`: ignored with `batch_invariant`. `cache_bytes`:
-        memory for keys and values of running calls; a call that does not fit waits, and the prefix cache is never larger.
-        `None`: no limit."""
-        for name, value, least in (
-            ("max_batch", max_batch, 1),
-            ("tokens_per_step", tokens_per_step, 1),
-            ("prefix_cache_mb", prefix_cache_mb, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"{name}: {value} is too few; accepted: {least} or more")
+        """`settings.prefix_cache_mb` is ignored with `batch_invariant`. `cache_bytes`: memory for keys and values of running
+        calls; a call that does not fit waits, and the prefix cache is never larger. `None`: no limit. `version`: of the
+        weights that the model has now."""
+        settings = settings or TorchServingConfig()
+        if tokens_per_step < 1:
+            raise ConfigError(f"tokens_per_step: {tokens_per_step} is too few; accepted: 1 or more")
         bind_to_process(self)  # a forked child does not have its thread
         self.renderer = renderer
         self.counters = Counters()
         self._model = model.train(False)
         use_grouped_attention(model)
         rows: ModelRows
-        if batch_invariant:
+        if settings.batch_invariant:
             rows = LoneRows(
                 model,
                 self.counters,
-                max_rows=max_batch,
+                max_rows=settings.max_batch,
                 tokens_per_step=tokens_per_step,
                 cache_bytes=cache_bytes,
             )
@@ -98,9 +86,9 @@ class TorchPolicy:
             rows = SharedRows(
                 model,
                 self.counters,
-                max_rows=max_batch,
+                max_rows=settings.max_batch,
                 tokens_per_step=tokens_per_step,
-                prefix_bytes=min(prefix_cache_mb * 1_000_000, cache_bytes or sys.maxsize),
+                prefix_bytes=min(settings.prefix_cache_mb * 1_000_000, cache_bytes or sys.maxsize),
                 cache_bytes=cache_bytes,
             )
         self._worker = Worker(model, Batcher(rows, self.counters), self.counters, version)
@@ -205,38 +193,19 @@ class TorchPolicy:
 
 
 def load_policy(
-    model: str | Path,
-    renderer: Renderer | str = "auto",
-    *,
-    dtype: str = "float32",
-    device: str = "cpu",
-    threads: Threads = "auto",
-    max_batch: int = MAX_BATCH,
-    batch_invariant: bool = False,
-    prefix_cache_mb: int = PREFIX_CACHE_MB,
-    cache_bytes: int | None = None,
-    version: int = 0,
+    settings: TorchPolicyConfig | str | Path, *, cache_bytes: int | None = None, version: int = 0
 ) -> TorchPolicy:
-    """Load a policy from a folder, by the name of a fetched model, or by `owner/name` on a hub.
-
-    A renderer given by name is made from the model's tokenizer; see `make_renderer` for the names.
-    """
+    """Load a model and its tokenizer. A folder, the name of a fetched model or `owner/name` on a hub alone stands for the
+    default settings."""
+    from rollwright.engines.rendering import make_renderer
     from rollwright.models.loading import load_model, load_tokenizer
 
-    if isinstance(renderer, str):
-        from rollwright.engines.rendering import make_renderer
-
-        tokenizer: Any = load_tokenizer(model)
-        renderer = make_renderer(tokenizer, renderer)
-    return TorchPolicy(
-        load_model(model, dtype=dtype, device=device, threads=threads),
-        renderer,
-        max_batch=max_batch,
-        batch_invariant=batch_invariant,
-        prefix_cache_mb=prefix_cache_mb,
-        cache_bytes=cache_bytes,
-        version=version,
-    )
+    if not isinstance(settings, TorchPolicyConfig):
+        settings = TorchPolicyConfig(model=str(settings))
+    tokenizer: Any = load_tokenizer(settings.model)
+    renderer = make_renderer(tokenizer, settings.renderer)
+    model = load_model(settings.model, dtype=settings.dtype, device=settings.device, threads=settings.threads)
+    return TorchPolicy(model, renderer, settings, cache_bytes=cache_bytes, version=version)
 
 
 def _check(sampling: Sampling) -> None:

@@ -13,7 +13,7 @@ from rollwright.envs.base import EnvironmentFailure, Info, PromptTemplates, Rese
 from rollwright.envs.harbor.play import TaskBoxes, user_of
 from rollwright.envs.harbor.tasks import HarborTask, find_tasks, load_task
 from rollwright.envs.harbor.verifier import combine, misses, total_of, verify
-from rollwright.envs.terminal import NO_COMMAND, SYSTEM, describe_result, read_action
+from rollwright.envs.terminal import DONE, NO_COMMAND, SYSTEM, describe_result, read_action
 from rollwright.sandbox.attempts import AttemptBoxes, current_boxes
 from rollwright.sandbox.box import BoxError
 from rollwright.sandbox.leases import state_folder
@@ -71,11 +71,11 @@ class HarborEnv:
     async def step(self, answer: str) -> Step:
         playing = self._open()
         if self._oracle_asked and answer == self.answer(_ORACLE):
-            await playing.solve(playing.task.steps[self._step])
+            await self.solve()
             return await self._finish_step("solution")
         action = read_action(answer)
         if action.is_done:
-            return await self._finish_step("done")
+            return await self._finish_step(DONE)
         if action.command is None:
             return Step(NO_COMMAND, 0.0, False, False, {"action": None, "valid": False})
         try:
@@ -88,6 +88,15 @@ class HarborEnv:
             raise EnvironmentFailure(f"task {playing.task.name}: {error}") from error
         shown = describe_result(result, self._output_limit)
         return Step(shown, 0.0, False, False, {"action": action.command, "valid": True})
+
+    async def conclude(self) -> Step:
+        """Runs the tests of the present step on what an agent has done."""
+        return await self._finish_step(DONE)
+
+    async def solve(self) -> None:
+        """Runs the task's own solution."""
+        playing = self._open()
+        await playing.solve(playing.task.steps[self._step])
 
     async def fork(self) -> Self:
         """A copy in the same state: its main box is copied, with files and without processes."""

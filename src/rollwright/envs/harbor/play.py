@@ -67,8 +67,8 @@ class TaskBoxes:
         """Starts all services, waits until they are healthy, and returns the agent's."""
         main, *others = self.task.services
         agent = self.task.agent
-        self._main = await self.boxes.start(await self.spec(main, self.task.environment, agent))
-        self.boxes.adopt(self._main)
+        spec = await self.spec(main, self.task.environment, agent)
+        self._main = await self.boxes.start(self.boxes.needs.apply(spec))
         await make_log_folders(self._main)
         for service in others:
             self._others[service.name] = await self._start_service(service)
@@ -80,7 +80,8 @@ class TaskBoxes:
 
     async def begin_step(self, step: TaskStep) -> None:
         """Makes the box ready for a step: its network, its files, its `setup.sh` and its healthcheck."""
-        await self.use_network(step.agent, self.task.environment)
+        self.boxes.adopt(self.main, user=user_of(step.agent), seconds=step.agent.timeout_sec)
+        await self.use_network(step.agent, self.task.environment, is_agent=True)
         if step.workdir:
             folder = await self._workdir(step.agent)
             await self.main.put(Path(step.workdir), folder)
@@ -134,13 +135,18 @@ class TaskBoxes:
             **network_of(phase, given),
         )
 
-    async def use_network(self, phase: TaskPhase, given: TaskEnvironment) -> None:
-        """Gives the main box the network of a phase."""
+    async def use_network(self, phase: TaskPhase, given: TaskEnvironment, *, is_agent: bool = False) -> None:
+        """Gives the main box the network of a phase; that of an agent has what the agent needs."""
         wanted = network_of(phase, given)
+        if is_agent:
+            applied = self.boxes.needs.apply(BoxSpec(**wanted))
+            wanted = {"network": applied.network, "allowed_hosts": applied.allowed_hosts}
         spec = self.main.spec
         if (spec.network, spec.allowed_hosts) == (wanted["network"], wanted["allowed_hosts"]):
             return
         if not isinstance(self.main, SwitchableBox):
+            if (spec.network, wanted["network"]) == (Network.GATEWAY, Network.NONE):
+                return  # the agent has left the gateway, which answers nobody any more
             raise EnvironmentFailure(
                 f"task {self.task.name}: its phases have different networks, which this backend cannot change"
             )

@@ -256,8 +256,9 @@ class CustomEnvConfig(Settings):
     box: BoxConfig | None = None
     """The box of each attempt, for tools, rewards and agents. Unset: none."""
     agent: AgentChoice | None = None
-    """Plays the rows of `tasks`: a function of one's own as `module:function`, a command, or `remote` programs. Unset: the
-    chat agent."""
+    """Plays the rows of `tasks`, or an environment that gives it a box, such as `harbor:PATH`: a function of one's own as
+    `module:function`, a command, `{cli: claude-code}`, `terminal`, `remote` programs, `oracle` or `nop`. Unset: the chat
+    agent."""
     rewards: RewardList = ()
     """Rewards that judge an episode when it ends; their weighted sum is added to what the environment gave. A text alone is a
     kind, or `module:function`. Needed with `tasks`; with an `agent`, unset means the number that it returns."""
@@ -267,23 +268,24 @@ class CustomEnvConfig(Settings):
     @field_validator("agent", mode="before")
     @classmethod
     def _choose_agent(cls, value: Any) -> Any:
-        if value in ("remote", "terminal"):
+        if value in ("remote", "terminal", "oracle", "nop"):
             return {"kind": value}
         if isinstance(value, str):
             return {"kind": "function", "function": value}
         if isinstance(value, dict) and "kind" not in value:
-            return {"kind": "command" if "command" in value else "function", **value}
+            named = next((kind for kind in ("command", "cli") if kind in value), "function")
+            return {"kind": named, **value}
         return value
 
     @property
     def names_files(self) -> bool:
         """Whether it names files or modules of the user's own, which lie in `folder`."""
-        return self.tasks is not None or bool(self.rewards)
+        return self.tasks is not None or self.agent is not None or bool(self.rewards)
 
     @model_validator(mode="after")
     def _has_tasks(self) -> "CustomEnvConfig":
         if self.tasks is None:
-            for key in ("held_out", "template", "tasks_fingerprint", "agent"):
+            for key in ("held_out", "template", "tasks_fingerprint"):
                 if getattr(self, key) is not None:
                     raise ValueError(f"{key}: is a setting of `tasks`, which is not set")
         elif self.env_type is not None or self.env_config:

@@ -1,6 +1,6 @@
-"""Settings of agents that play tasks: functions, commands, the model in a terminal, remote programs."""
+"""Settings of agents that play tasks: functions, commands, the model in a terminal, programs on the command line, remote programs."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -8,7 +8,23 @@ from pydantic import (
     PositiveInt,
 )
 
+from rollwright.registry import Registry
 from rollwright.settings import Settings
+
+CLI_AGENTS: Registry[Any] = Registry(
+    "cli_agents",
+    "agent cli",
+    {
+        "claude-code": "rollwright.rollout.cli_agents.recipes:CLAUDE_CODE",
+        "codex": "rollwright.rollout.cli_agents.recipes:CODEX",
+        "gemini-cli": "rollwright.rollout.cli_agents.recipes:GEMINI_CLI",
+        "mini-swe-agent": "rollwright.rollout.cli_agents.recipes:MINI_SWE_AGENT",
+        "opencode": "rollwright.rollout.cli_agents.recipes:OPENCODE",
+        "qwen-code": "rollwright.rollout.cli_agents.recipes:QWEN_CODE",
+    },
+    protocol="rollwright.rollout.cli_agents.recipe:CliRecipe",
+    key="custom_envs.TAG.agent.cli",
+)
 
 
 class FunctionAgentConfig(Settings):
@@ -52,6 +68,37 @@ class TerminalAgentConfig(Settings):
     """System prompt. Unset: one that explains the format."""
 
 
+class CliAgentConfig(Settings):
+    """An agent on the command line, such as Claude Code: installed once, and run in the attempt's box for each rollout. See
+    [agents on the command line](cli_agents.md)."""
+
+    kind: Literal["cli"] = "cli"
+    """Chooses this agent."""
+    cli: str
+    """`claude-code`, `codex`, `gemini-cli`, `mini-swe-agent`, `opencode`, `qwen-code`, or a recipe of your own as
+    `module:name`."""
+    timeout: PositiveFloat | None = None
+    """Seconds after which it is killed, which is a failure. Unset: the task's own limit, else 1800."""
+    output_kb: PositiveInt = 64
+    """How much of the end of its output is kept."""
+    network: Literal["gateway", "box"] = "gateway"
+    """What it may reach: the model alone, or also what the box or the task allows."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments behind those of the recipe."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables."""
+    prompt: str | None = None
+    """How a task is told, with its fields in braces: `{instruction}`. Unset: its instruction alone."""
+
+
+class SolutionAgentConfig(Settings):
+    """No agent: `oracle` runs the task's own solution, `nop` does nothing. For environments with boxes, as a check of their
+    tasks. The name alone in place of the section does the same."""
+
+    kind: Literal["oracle", "nop"]
+    """Chooses one of them."""
+
+
 class RemoteAgentConfig(Settings):
     """Programs anywhere that take the tasks from the run by HTTP. `remote` in place of the section does the same."""
 
@@ -73,6 +120,11 @@ class RemoteConfig(Settings):
 
 
 AgentChoice = Annotated[
-    FunctionAgentConfig | CommandAgentConfig | RemoteAgentConfig | TerminalAgentConfig,
+    FunctionAgentConfig
+    | CommandAgentConfig
+    | RemoteAgentConfig
+    | TerminalAgentConfig
+    | CliAgentConfig
+    | SolutionAgentConfig,
     Field(discriminator="kind"),
 ]

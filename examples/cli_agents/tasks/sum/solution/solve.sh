@@ -1,0 +1,1 @@
+seq 1 8 > /srv/numbers; echo 36 > /srv/sum
