@@ -1,125 +1,248 @@
-"""What a box costs: start, run, fork and stop, and eight in parallel, beside a bare `bwrap`.
+"""What a box costs: start, run, fork and stop, and eight in parallel, on every backend that runs here, beside bare programs.
 
     python bench/boxes.py
 
-The arms take turns in the same run, so that other work on the machine moves all of them. Figures are medians of seconds on
-the clock. `overhead` is the start of a box less that of a bare `bwrap` over an overlay that is mounted for it. At the end 64
-boxes run at once: how much memory each takes, and the longest that one of them had to wait for a command.
+The arms take turns in the same run, so that other work on the machine moves all of them; figures are milliseconds on the clock,
+median and lower quartile. A bare `bwrap` mounts an overlay and runs `true` in it; a bare `podman run` runs `true` in the same
+image. `overhead` is the start of a box less its bare arm, round by round. Pods and hosted sandboxes run on the simulated
+services of this package, whose own boxes are part of the figures. At the end 64 boxes of bubblewrap run at once: how much
+memory each takes, and the longest that one of them had to wait for a command.
 """
 
 import asyncio
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
 
 from results_file import write_results
 from rollwright.sandbox import cgroups
-from rollwright.sandbox.box import Box, BoxLabel, BoxSpec
-from rollwright.sandbox.bubblewrap import BubblewrapBackend
+from rollwright.sandbox.backends import check_backend, make_backend
+from rollwright.sandbox.box import Box, BoxBackend, BoxLabel, BoxSpec, Feature
+from rollwright.sandbox.building import add_folder, engine_environment, offer_image
 from rollwright.sandbox.images import host_image
+from rollwright.sandbox.leases import STATE_VARIABLE, list_records
+from rollwright.simulation.e2b_server import SimulatedE2B
+from rollwright.simulation.kubernetes_server import SimulatedCluster
 
-ROUNDS = 15
+ROUNDS = 30
+SLOW_ROUNDS = 7
+"""Rounds of backends whose start takes a third of a second and more."""
+
 PARALLEL = 8
 MANY = 64
+LABEL = BoxLabel(worker="bench")
+SMALL = ("sh", "bash", "true", "sleep", "timeout", "mkdir", "tar")
 
-Seconds = dict[str, list[float]]
-
-
-async def timed(seconds: Seconds, name: str, work: Callable[[], Awaitable[object]]) -> object:
-    began = time.perf_counter()
-    made = await work()
-    seconds.setdefault(name, []).append(time.perf_counter() - began)
-    return made
+Milliseconds = defaultdict[str, list[float]]
 
 
-def bare_command(folder: Path, skeleton: Path, mounts: list[str]) -> list[str]:
+class Arm:
+    """One backend and its bare counterpart."""
+
+    def __init__(
+        self,
+        name: str,
+        backend: BoxBackend,
+        spec: BoxSpec,
+        rounds: int,
+        bare: Callable[[int], list[str]] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """`bare`: command of the bare arm, by the number of its folder."""
+        self.name, self.backend, self.spec, self.rounds = name, backend, spec, rounds
+        self._bare, self._environment = bare, environment
+        self.taken: Milliseconds = defaultdict(list)
+
+    async def start(self) -> Box:
+        return await self.backend.start(self.spec, LABEL)
+
+    async def play_round(self) -> None:
+        if self._bare is not None:
+            command = self._bare(0)
+            await self._time("bare: start, true, end", lambda: self._run_bare(command))
+        box = await self._time("start", self.start)
+        if self._bare is not None:
+            self.taken["overhead"].append(self.taken["start"][-1] - self.taken["bare: start, true, end"][-1])
+        await self._time("run", lambda: box.run("true"))
+        if Feature.FORK in self.backend.features:
+            forked = await self._time("fork", box.fork)
+            await forked.stop()
+        await self._time("stop", box.stop)
+
+    async def play_parallel(self) -> None:
+        if self._bare is not None:
+            commands = [self._bare(number) for number in range(PARALLEL)]
+            await self._time(
+                f"bare: {PARALLEL} in parallel", lambda: asyncio.gather(*map(self._run_bare, commands))
+            )
+        boxes = await self._time(
+            f"{PARALLEL} starts in parallel", lambda: asyncio.gather(*(self.start() for _ in range(PARALLEL)))
+        )
+        await asyncio.gather(*(each.stop() for each in boxes))
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        return {
+            name: {
+                "median": round(statistics.median(each), 1),
+                "lower quartile": round(statistics.quantiles(each, n=4)[0] if len(each) > 1 else each[0], 1),
+            }
+            for name, each in self.taken.items()
+        }
+
+    async def _time(self, name: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        began = time.perf_counter()
+        made = await work()
+        self.taken[name].append(1000 * (time.perf_counter() - began))
+        return made
+
+    async def _run_bare(self, command: list[str]) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *command, env=self._environment, stdout=subprocess.DEVNULL
+        )
+        if await process.wait() != 0:
+            raise SystemExit(f"a bare run failed: {' '.join(command)}")
+
+
+def bare_bubblewrap(folder: Path, state: Path) -> Callable[[int], list[str]]:
     """A shell that mounts an overlay in a namespace of its own and becomes bubblewrap in it."""
-    for name in ("upper", "work", "merged"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / name).mkdir(parents=True)
-    options = f"lowerdir={skeleton},upperdir={folder}/upper,workdir={folder}/work,userxattr"
-    words = " ".join(
-        ["bwrap", "--bind", f"{folder}/merged", "/", *mounts, "--dev", "/dev", "--proc", "/proc"]
-    )
-    inner = f"mount -t overlay overlay -o {options} {folder}/merged && exec {words} --unshare-all --die-with-parent true"
-    return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inner]
-
-
-async def bare(command: list[str]) -> None:
-    process = await asyncio.create_subprocess_exec(*command)
-    if await process.wait() != 0:
-        raise SystemExit(f"a bare run failed: {' '.join(command)}")
-
-
-async def measure(folder: Path) -> dict[str, object]:
-    backend = BubblewrapBackend(state=str(folder / "state"))
-    skeleton, host_mounts = host_image(backend.state)
+    skeleton, host_mounts = host_image(state)
     mounts = [word for each in host_mounts for word in ("--ro-bind", each.source, each.path)]
-    label = BoxLabel(worker="bench")
-    seconds: Seconds = {}
 
-    async def start() -> Box:
-        return await backend.start(BoxSpec(), label)
-
-    await (await start()).stop()  # the fork server starts once
-    for _ in range(ROUNDS):
-        command = bare_command(folder / "bare", skeleton, mounts)
-        await timed(seconds, "bare bwrap: start, true, end", lambda command=command: bare(command))  # type: ignore[misc]
-        box = await timed(seconds, "box: start", start)
-        await timed(seconds, "box: run", lambda box=box: box.run("true"))  # type: ignore[misc,attr-defined]
-        forked = await timed(seconds, "box: fork", lambda box=box: box.fork())  # type: ignore[misc,attr-defined]
-        await timed(seconds, "box: stop", lambda box=box: box.stop())  # type: ignore[misc,attr-defined]
-        await forked.stop()  # type: ignore[attr-defined]
-    for _ in range(3):
-        commands = [bare_command(folder / f"bare{n}", skeleton, mounts) for n in range(PARALLEL)]
-        await timed(
-            seconds,
-            f"bare bwrap: {PARALLEL} in parallel",
-            lambda commands=commands: asyncio.gather(*map(bare, commands)),  # type: ignore[misc]
+    def command(number: int) -> list[str]:
+        place = folder / f"bare{number}"
+        for name in ("upper", "work", "merged"):
+            shutil.rmtree(place / name, ignore_errors=True)
+            (place / name).mkdir(parents=True)
+        options = f"lowerdir={skeleton},upperdir={place}/upper,workdir={place}/work,userxattr"
+        words = " ".join(
+            ["bwrap", "--bind", f"{place}/merged", "/", *mounts, "--dev", "/dev", "--proc", "/proc"]
         )
-        boxes = await timed(
-            seconds,
-            f"box: {PARALLEL} starts in parallel",
-            lambda: asyncio.gather(*(start() for _ in range(PARALLEL))),
+        inner = f"mount -t overlay overlay -o {options} {place}/merged && exec {words} --unshare-all --die-with-parent true"
+        return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inner]
+
+    return command
+
+
+def small_image(folder: Path) -> Path:
+    """A root file system for podman from a few programs of this machine."""
+    root = folder / "small"
+    for name in ("bin", "etc", "tmp", "proc", "dev"):
+        (root / name).mkdir(parents=True)
+    for name in SMALL:
+        source = Path(shutil.which(name) or name).resolve()
+        shutil.copy(source, root / "bin" / name)
+        for word in subprocess.run(["ldd", str(source)], capture_output=True, text=True).stdout.split():
+            if word.startswith("/"):
+                (root / word.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(word, root / word.lstrip("/"))
+    (root / "etc" / "passwd").write_text("root:x:0:0:root:/:/bin/sh\n")
+    return root
+
+
+async def make_arms(folder: Path, stack: AsyncExitStack) -> tuple[list[Arm], dict[str, str]]:
+    """The arms that run here, and why others do not."""
+    state = folder / "state"
+    os.environ[STATE_VARIABLE] = str(state)
+    arms, missing = [], {}
+    bubblewrap = make_backend("bubblewrap", state=str(state))
+    arms.append(Arm("bubblewrap", bubblewrap, BoxSpec(), ROUNDS, bare_bubblewrap(folder, state)))
+    for name in ("podman", "docker"):
+        backend = make_backend(name, state=str(state))
+        stack.push_async_callback(backend.aclose)
+        if why := await check_backend(backend):
+            missing[name] = why
+            continue
+        await asyncio.to_thread(add_folder, state, small_image(folder / name), f"small-{name}")
+        reference = await asyncio.to_thread(offer_image, state, f"small-{name}", name)
+        bare = [name, "run", "--rm", "--network", "none", reference, "true"]
+        arms.append(
+            Arm(
+                name,
+                backend,
+                BoxSpec(image=f"small-{name}"),
+                SLOW_ROUNDS,
+                lambda _, bare=bare: bare,  # type: ignore[misc]
+                engine_environment(state),
+            )
         )
-        await asyncio.gather(*(each.stop() for each in boxes))  # type: ignore[attr-defined]
-    many = await measure_many(backend, label)
-    await backend.aclose()
-    return {
-        "milliseconds": {name: round(1000 * statistics.median(each), 1) for name, each in seconds.items()},
-        **many,
-    }
+    cluster = SimulatedCluster({"host": BoxSpec(), "debian": BoxSpec()}, state=folder / "cluster")
+    await cluster.start()
+    kubeconfig = cluster.write_kubeconfig(folder / "kubeconfig")
+    hosted = SimulatedE2B({"debian": BoxSpec()}, state=folder / "hosted")
+    await hosted.start()
+    os.environ["E2B_API_KEY"] = hosted.key
+    place = {"api_url": hosted.url, "sandbox_url": hosted.url, "http_version": "1.1"}
+    pods = make_backend("kubernetes", state=str(folder / "pods"), kubeconfig=str(kubeconfig))
+    sandboxes = make_backend("e2b", state=str(folder / "e2b"), **place)
+    for service, backend in ((cluster, pods), (hosted, sandboxes)):
+        stack.push_async_callback(service.close)
+        stack.push_async_callback(backend.aclose)
+        arms.append(Arm(f"{backend.name} (simulated)", backend, BoxSpec(image="debian"), SLOW_ROUNDS))
+    stack.push_async_callback(bubblewrap.aclose)
+    return arms, missing
 
 
-async def measure_many(backend: BubblewrapBackend, label: BoxLabel) -> dict[str, object]:
+async def measure(folder: Path) -> dict[str, Any]:
+    async with AsyncExitStack() as stack:
+        arms, missing = await make_arms(folder, stack)
+        for arm in arms:  # servers start once
+            await (await arm.start()).stop()
+        for number in range(ROUNDS):
+            for arm in arms:
+                if number < arm.rounds:
+                    await arm.play_round()
+        for _ in range(3):
+            for arm in arms:
+                await arm.play_parallel()
+        return {
+            "milliseconds": {arm.name: arm.figures() for arm in arms},
+            "does_not_run_here": missing,
+            "load_of_the_machine": round(os.getloadavg()[0], 1),
+            **await measure_many(arms[0].backend),
+        }
+
+
+async def measure_many(backend: BoxBackend) -> dict[str, Any]:
     """64 boxes at once, each with a program of its own."""
-    before = available()
-    boxes = await asyncio.gather(*(backend.start(BoxSpec(memory_mb=256), label) for _ in range(MANY)))
-    waits: Seconds = {}
-    results = await asyncio.gather(
-        *(timed(waits, "run", lambda box=box: box.run("sleep 9 & echo ok")) for box in boxes)
-    )
-    assert all(each.stdout == "ok\n" for each in results)  # type: ignore[attr-defined]
+    boxes = await asyncio.gather(*(backend.start(BoxSpec(memory_mb=256), LABEL) for _ in range(MANY)))
+
+    async def run(box: Box) -> float:
+        began = time.perf_counter()
+        result = await box.run("sleep 9 & echo ok")
+        assert result.stdout == "ok\n"
+        return time.perf_counter() - began
+
+    waits = await asyncio.gather(*map(run, boxes))
     inside = [cgroups.memory_used(cgroups.group_folders(box.id)) for box in boxes]
-    taken = (before - available()) / MANY
+    outside = [pss_of(record.holder) for record in list_records(Path(os.environ[STATE_VARIABLE]))]
     return {
         "boxes_at_once": MANY,
         "memory_of_each_mb": round(statistics.mean(inside) / (1 << 20), 2),
-        "memory_taken_from_the_machine_for_each_mb": round(taken / (1 << 20), 2),
-        "longest_wait_for_a_command_s": round(max(waits["run"]), 2),
+        "memory_of_its_processes_with_the_holder_mb": round(statistics.mean(outside) / (1 << 20), 2),
+        "median_wait_for_a_command_s": round(statistics.median(waits), 2),
+        "longest_wait_for_a_command_s": round(max(waits), 2),
     }
 
 
-def available() -> int:
-    line = next(
-        each for each in Path("/proc/meminfo").read_text().splitlines() if each.startswith("MemAvailable")
-    )
-    return int(line.split()[1]) * 1024
+def pss_of(holder: int) -> int:
+    """Bytes of a holder and everything it has started, pages that processes share counted once."""
+    total = 0
+    process = psutil.Process(holder)
+    for each in (process, *process.children(recursive=True)):
+        with suppress(psutil.Error):
+            total += each.memory_full_info().pss
+    return total
 
 
 def main() -> None:
@@ -127,11 +250,12 @@ def main() -> None:
         raise SystemExit("needs bubblewrap, and root for the bare arm")
     with TemporaryDirectory() as folder:
         figures = asyncio.run(measure(Path(folder)))
-    times = figures["milliseconds"]
-    assert isinstance(times, dict)
-    figures["overhead_ms"] = round(times["box: start"] - times["bare bwrap: start, true, end"], 1)
-    for name, value in {**times, **{k: v for k, v in figures.items() if k != "milliseconds"}}.items():
-        print(f"{name:50} {value}")
+    for name, taken in figures["milliseconds"].items():
+        for what, each in taken.items():
+            print(f"{name:26} {what:26} {each['median']:8} {each['lower quartile']:8}")
+    for name, value in figures.items():
+        if name != "milliseconds":
+            print(f"{name:50} {value}")
     write_results("boxes", figures)
 
 

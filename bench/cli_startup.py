@@ -41,6 +41,7 @@ OURS = {
     "rollwright show RUN": ["show", "runs/lake"],
     "rollwright run, unknown key": ["run", "lake.yaml", "polcy.kind=oracle"],
     "rollwright run, wrong value": ["run", "lake.yaml", "max_steps=many"],
+    "rollwright run, unknown tag": ["run", "lake.yaml", "train_env_manager.tags=[FrozenLak]"],
     "rollwright run, missing file": ["run", "none.yaml"],
 }
 """By name: the words, in a folder with a configuration and a small run of it."""

@@ -24,6 +24,7 @@ BENCHMARKS = (
     "rendering",
     "gateway",
     "trainer",
+    "trainer_ranks",
     "prefixes",
     "async_training",
     "tree",
@@ -32,6 +33,7 @@ BENCHMARKS = (
     "orchestra",
     "tools",
     "boxes",
+    "cli_agents",
     "cli_startup",
     "startup",
 )

@@ -64,8 +64,15 @@ itself; the modules of `rollwright run`; torch; transformers and the policy; the
 token. Before a cold start the kernel drops what it keeps of files; a warm one follows another. Medians.
 `rollwright doctor --startup bench/results/startup.json` compares a start on your machine with these."""
 
-BOXES = """What a box costs: start, run, fork, stop and eight at once, beside a bare `bwrap` over an overlay that is mounted for
-it, in turns in the same run; then 64 boxes at once. Medians on the clock: other work on the machine shows."""
+BOXES = """What a box costs on every backend that runs here: start, run, fork, stop and eight at once, beside a bare `bwrap` over an
+overlay that is mounted for it and a bare `podman run`, in turns in the same run; then 64 boxes at once. Times on the clock: other
+work on the machine shows. `overhead` is a start less the bare arm of the same round."""
+
+CLI_AGENTS = """How much processor time the gateway takes for a call of Claude Code. Its own request, which was recorded from the
+program in a box, is filled up by notes of a user to 20,000 tokens; then each call brings one tool's answer of 10 lines more, 40
+calls in a rollout. The gateway is a process of its own, whose CPU time counts whole, its HTTP server included; the policy answers
+at once, in the format of Qwen3 and the vocabulary of SmolLM2. Beside it the same calls with a prompt of one line and one tool, and
+what rendering and tokenizing the new messages alone takes. Medians; the arms take turns."""
 
 CLI_STARTUP = """How much processor time one answer of the command line takes, user and system together, each a process of its own:
 help, a list, a look at a small run, and wrong settings, which are told before anything else is loaded. Beside it a bare
@@ -388,13 +395,36 @@ def _startup(figures: Figures) -> list[str]:
 
 
 def _boxes(figures: Figures) -> list[str]:
-    rows = [(name, f"{value:.0f}") for name, value in figures["milliseconds"].items()]
+    rows = [
+        (backend, name, f"{each['median']:.0f}", f"{each['lower quartile']:.0f}")
+        for backend, taken in figures["milliseconds"].items()
+        for name, each in taken.items()
+    ]
     many = (
         f"{figures['boxes_at_once']} boxes at once: {figures['memory_of_each_mb']} MB in each, "
-        f"{figures['memory_taken_from_the_machine_for_each_mb']} MB of the machine for each; the longest wait for a "
-        f"command was {figures['longest_wait_for_a_command_s']} s."
+        f"{figures['memory_of_its_processes_with_the_holder_mb']} MB with the process that guards it; a command waited "
+        f"{figures['median_wait_for_a_command_s']} s in the median and {figures['longest_wait_for_a_command_s']} s at most. "
+        f"The load of the machine was {figures['load_of_the_machine']}, on {figures['cores']} cores."
     )
-    return [table(("what", "ms"), rows), "", many]
+    missing = [f"`{name}` did not run there: {why}" for name, why in figures["does_not_run_here"].items()]
+    return [table(("backend", "what", "median, ms", "lower quartile, ms"), rows), "", many, *missing]
+
+
+def _cli_agents(figures: Figures) -> list[str]:
+    own, whole = figures["own_prompt_tokens"], figures["prompt_tokens"]
+    rows = [
+        (f"first call, {whole:,} tokens to tokenize", f"{figures['first_call_ms']:.1f}"),
+        (f"later call, {whole:,} tokens and more before it", f"{figures['call_ms']:.2f}"),
+        (f"later call, Claude Code's own {own:,} tokens before it", f"{figures['own_prompt_call_ms']:.2f}"),
+        ("later call, a short prompt", f"{figures['short_prompt_call_ms']:.2f}"),
+        ("rendering and tokenizing the new messages alone", f"{figures['tokenizing_the_new_ms']:.2f}"),
+    ]
+    prefix = figures["call_ms"] - figures["short_prompt_call_ms"]
+    verdict = (
+        f"Beyond tokenizing what is new: {figures['added_ms']:.2f} ms a call, with a goal of {figures['goal_ms']:g} ms; "
+        f"{prefix:.2f} ms of it are for the long prompt, the rest any call takes. Load of the machine: {figures['load']}."
+    )
+    return [table(("what", "CPU, ms"), rows), "", verdict]
 
 
 def _cli_startup(figures: Figures) -> list[str]:
@@ -507,6 +537,7 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "tree_prefix": (TREE_PREFIX, _tree_prefix),
     "tree_prefix_vllm": (TREE_PREFIX_VLLM, _tree_prefix_vllm),
     "boxes": (BOXES, _boxes),
+    "cli_agents": (CLI_AGENTS, _cli_agents),
     "cli_startup": (CLI_STARTUP, _cli_startup),
     "startup": (STARTUP, _startup),
 }

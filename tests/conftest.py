@@ -23,6 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+MOST_REFERENCES = 10
+"""Reference calculations, of about 10 ms each on an idle core, for which one callback may keep an event loop."""
+
+
 class LoopThread:
     """An event loop in a thread of its own, and the longest that one of its callbacks kept all others waiting.
 
@@ -36,6 +40,23 @@ class LoopThread:
 
     def forget(self) -> None:
         self.longest, self.culprit = 0.0, ""
+
+    @staticmethod
+    def most_seconds() -> float:
+        """CPU seconds for which one callback may keep an event loop: as many as a fixed calculation takes here and now.
+
+        A core that others use, too, needs more CPU time for the same work, so the slowest of a few measurements counts.
+        """
+        times = []
+        for _ in range(5):
+            began = time.thread_time()
+            sum(number * number for number in range(400_000))
+            times.append(time.thread_time() - began)
+        return MOST_REFERENCES * max(times)
+
+    def check(self, *what: object) -> None:
+        """No callback has kept the loop for long."""
+        assert self.longest < self.most_seconds(), (*what, self.culprit)
 
     @contextmanager
     def serving(self, make: Callable[[], AbstractAsyncContextManager[Any]]) -> Iterator[Any]:

@@ -176,8 +176,9 @@ def outcome(result: dict[str, Any]) -> Any:
 
 
 @pytest.mark.boxes
+@pytest.mark.parametrize("player", PLAYERS)
 def test_harbor_itself_gives_the_rewards_that_are_written_down(
-    engine: dict[str, str], tmp_path: Path
+    player: str, engine: dict[str, str], tmp_path: Path
 ) -> None:
     sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
     from venvs import peer_python
@@ -191,11 +192,8 @@ def test_harbor_itself_gives_the_rewards_that_are_written_down(
         "HARBOR_TELEMETRY": "off",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
-    found: dict[str, dict[str, Any]] = {name: {} for name in HARBOR}
-    for player in PLAYERS:
-        words = ["harbor", "run", "-p", str(TASKS), "-e", "podman", "-a", player, "-o", str(tmp_path)]
-        subprocess.run([*words, "--job-name", player, "-q", "-y", "-n", "2"], env=given, capture_output=True)
-        for file in (tmp_path / player).glob("*/result.json"):
-            result = json.loads(file.read_text())
-            found[result["task_name"].partition("/")[2]][player] = outcome(result)
-    assert found == HARBOR
+    words = ["harbor", "run", "-p", str(TASKS), "-e", "podman", "-a", player, "-o", str(tmp_path)]
+    subprocess.run([*words, "--job-name", "job", "-q", "-y", "-n", "2"], env=given, capture_output=True)
+    results = [json.loads(file.read_text()) for file in (tmp_path / "job").glob("*/result.json")]
+    found = {each["task_name"].partition("/")[2]: outcome(each) for each in results}
+    assert found == {name: players[player] for name, players in HARBOR.items()}

@@ -3,11 +3,14 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.engines.base import ToolSpec
+from rollwright.engines.base import ToolSpec, encoded_tools
+from rollwright.gateway.anthropic_messages import AnthropicMessages
+from rollwright.gateway.chat_completions import ChatCompletions
 from rollwright.gateway.conversations import Conversations
 from rollwright.trajectory import Message, ToolCall
 
@@ -85,3 +88,20 @@ def test_equal_answers_are_told_apart_by_the_ids_of_their_calls() -> None:
     assert conversations.find([*asked, second, more], ()) == (1, 2)
     other = Message("assistant", "", tool_calls=(ToolCall("renamed", "f", '{"x": 1}'),))
     assert conversations.find([*asked, other, more], ()) == (1, 2)
+
+
+def test_tools_that_are_sent_again_are_decoded_and_encoded_once() -> None:
+    tool = {"name": "look", "input_schema": {"type": "object", "properties": {"b": {}, "a": {}}}}
+    chat_tool = {"type": "function", "function": {"name": "look", "parameters": tool["input_schema"]}}
+    for api, tools in ((AnthropicMessages(), [tool]), (ChatCompletions(), [chat_tool])):
+        first, second = (
+            api.read(
+                msgspec.json.encode(
+                    {"max_tokens": 5, "messages": [{"role": "user", "content": said}], "tools": tools}
+                )
+            )
+            for said in ("one", "two")
+        )
+        assert first.tools is second.tools
+        assert encoded_tools(first.tools) is encoded_tools(second.tools)
+        assert encoded_tools(first.tools) == encoded_tools(list(first.tools))

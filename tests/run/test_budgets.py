@@ -10,9 +10,12 @@ import pytest
 from rollwright.config import RunConfig, build
 from rollwright.engines.settings import PriceConfig
 from rollwright.errors import ConfigError
+from rollwright.models.tiny import tiny_llama, tiny_tokenizer
 from rollwright.run.costs import BudgetReached, CostBook, price_of
+from rollwright.run.evaluating import evaluate_run, settle_evaluation
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.playing import play_run
+from rollwright.run.training import train_run
 from rollwright.trajectory import OutsideCall, StopReason, TokenUsage, Trajectory, Turn
 
 PRICES = {"simulated": {"prompt": 1.0, "completion": 4.0}}
@@ -192,3 +195,130 @@ def test_a_budget_in_dollars_needs_a_price_for_every_model() -> None:
         CostBook(config_of(budget={"usd": 1.0}, prices={}))
     with pytest.raises(ConfigError, match="budget: is empty"):
         config_of(budget={})
+
+
+def overspent(path: Path, limit: float, inflight: int) -> bool:
+    """Whether more rollouts ended after the budget was reached than were in flight then."""
+    amounts = [each[5] + each[7] for row in RunReader(path).costs() for each in row["used"]]
+    until = next((n for n in range(len(amounts)) if sum(amounts[: n + 1]) >= limit), len(amounts))
+    return len(amounts) - 1 - until > inflight
+
+
+def evaluation_of(**settings: Any) -> RunConfig:
+    return settle_evaluation(
+        build(
+            {
+                "name": "spender",
+                "policy": {"kind": "simulated", "tokens_per_second": 1e6},
+                "evaluation": {"tags": ["FrozenLake"], "tasks": 60, "samples": 4, "cache": False},
+                **settings,
+            }
+        )
+    )
+
+
+def evaluated(
+    path: Path, config: RunConfig, *, resume: bool = False, **how: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    folder = RunFolder.reopen(path) if resume else RunFolder.begin(path, config)
+    return asyncio.run(evaluate_run(config, folder, resume=resume, **how))
+
+
+@pytest.mark.parametrize("how", [{}, {"workers": 2}, pytest.param({"ray": "local", "workers": 1}, id="ray")])
+def test_an_evaluation_stops_at_its_budget_in_every_kind_of_worker_and_ends_with_the_same_report(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
+    if "ray" in how:
+        pytest.importorskip("ray", reason="needs rollwright[ray]")
+    whole = evaluated(tmp_path / "whole", evaluation_of())[1]
+    path = tmp_path / "spender"
+    limit = 300_000
+    summary, report = evaluated(path, evaluation_of(max_inflight=8, budget={"tokens": limit}), **how)
+    assert f"{limit:,} tokens" in summary["stopped"]
+    assert report["state"] == "incomplete"
+    assert total(summary) == tokens_of(path)
+    assert total(summary) <= limit or not overspent(path, limit, 8 + 4)
+    ended, last = evaluated(path, evaluation_of(max_inflight=8), resume=True, **how)
+    assert ended["stopped"] is None
+    assert total(ended) == tokens_of(path)
+    assert last == whole
+
+
+def test_costs_that_grow_on_the_way_are_exceeded_by_what_is_being_played_only(tmp_path: Path) -> None:
+    """The first episodes promise little; what waits in the queue when the budget is reached is not played."""
+    (tmp_path / "growing.py").write_text(GROWING)
+    config = evaluation_of(
+        folder=str(tmp_path), policy={"kind": "growing:Growing"}, max_inflight=6, budget={"tokens": 150_000}
+    )
+    path = tmp_path / "spender"
+    summary, _ = evaluated(path, config)
+    assert summary["stopped"] is not None
+    assert not overspent(path, 150_000, 6 + 4)
+    assert RunReader(path).costs()
+
+
+GROWING = """
+from rollwright.engines.base import Generation
+
+
+class Growing:
+    \"\"\"Answers that become longer and longer.\"\"\"
+
+    renderer = None
+    version = 0
+    pressure = 0
+
+    def __init__(self):
+        self._calls = 0
+
+    async def generate(self, prompt, sampling):
+        self._calls += 1
+        return Generation("up", exact=False, prompt_tokens=10, completion_tokens=self._calls)
+
+    async def close(self):
+        pass
+"""
+
+
+def test_a_training_stops_at_its_budget_and_goes_on_with_the_same_episodes(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(["Which way do you go? left right up down"], vocabulary_size=270)
+    tiny_llama(len(tokenizer), hidden_size=16, layers=1, heads=2, max_length=1024).save_pretrained(
+        tmp_path / "m"
+    )
+    tokenizer.save_pretrained(tmp_path / "m")
+
+    def trained(name: str, *, resume: bool = False, **more: Any) -> dict[str, Any]:
+        config = build(
+            {
+                "name": "spender",
+                "max_steps": 4,
+                "sequence_length": 1000,
+                "policy": {
+                    "kind": "torch",
+                    "model": str(tmp_path / "m"),
+                    "renderer": "template",
+                    "device": "cpu",
+                },
+                "custom_envs": {"Lake": {"env_type": "FrozenLake", "max_tokens_per_step": 4, "max_steps": 2}},
+                "train_env_manager": {"num_env_groups": 4, "group_size": 4, "tags": ["Lake"]},
+                "training": {"checkpoint_steps": 2},
+                **more,
+            }
+        )
+        path = tmp_path / name
+        folder = RunFolder.reopen(path) if resume else RunFolder.begin(path, config)
+        return asyncio.run(train_run(config, folder, resume=resume))
+
+    whole = trained("whole")
+    limit = total(whole) // 2
+    first = trained("spender", budget={"tokens": limit})
+    assert f"{limit:,} tokens" in first["stopped"]
+    assert 0 < total(first) <= limit
+    assert 0 < first["training"]["steps"] < 4
+    again = trained("spender", resume=True, budget={"tokens": limit})  # nothing fits any more
+    assert total(again) == total(first)
+    last = trained("spender", resume=True)
+    assert last["stopped"] is None
+    assert total(last) == total(whole)
+    assert last["training"]["steps"] == 4
+    assert tokens_of(tmp_path / "spender") == tokens_of(tmp_path / "whole")

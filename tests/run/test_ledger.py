@@ -13,6 +13,7 @@ import pytest
 import rollwright as rw
 from rollwright.config import build
 from rollwright.run.costs import CostBook
+from rollwright.run.evaluating import evaluate_run, settle_evaluation
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.playing import play_run
 
@@ -40,6 +41,8 @@ class CountingServer(ThreadingHTTPServer):
         self.billed: dict[str, Counter[str]] = {}
         self.lock = threading.Lock()
         self.fail_every = 0
+        self.storm = 0
+        """Requests that are answered with 429 before any other."""
         self.answered = 0
 
     @property
@@ -88,12 +91,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.storm -= 1
+            stormy = self.server.storm >= 0
+        if stormy:
+            self._reply(429, {"error": {"message": "slow down"}}, {"Retry-After": "0.05"})
+            return
         answer = self.server.bill(body)
         self._reply(400 if answer is None else 200, answer or {"error": {"message": "no"}})
 
-    def _reply(self, status: int, content: dict[str, Any]) -> None:
+    def _reply(self, status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         data = json.dumps(content).encode()
         self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -234,3 +245,19 @@ async def test_calls_that_a_team_throws_away_are_paid_for(
     assert len(costs["by"]["agent"]) == 2
     for model, counts in costs["by"]["model"].items():
         assert {name: counts[name] for name in COUNTED} == dict(api.billed[model]), model
+
+
+async def test_a_storm_of_429_over_worker_processes_fails_no_episode_and_is_not_billed(
+    tmp_path: Path, api: CountingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLWRIGHT_CACHE", str(tmp_path / "cache"))
+    api.storm = 60
+    settings = content(tmp_path, api, evaluation={"tags": ["Sums"], "samples": 3, "cache": False})
+    settings["custom_envs"]["Sums"]["rewards"] = ["exact_match"]
+    config = settle_evaluation(build(settings))
+    folder = RunFolder.begin(tmp_path / "run", config)
+    summary, report = await evaluate_run(config, folder, workers=2)
+    assert api.storm < 0
+    assert report["episodes"] == {"finished": 36, "failed": 0, "not_played": 0}
+    counted = summary["costs"]["by"]["model"]["player"]
+    assert {name: counted[name] for name in COUNTED} == dict(api.billed["player"])

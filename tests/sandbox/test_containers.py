@@ -116,18 +116,24 @@ async def test_a_container_is_gone_when_its_holder_or_its_process_is(podman: Con
     assert found.returncode == 1
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "mkdir -p /m && mount -t tmpfs none /m",
-        "ls /run/podman/podman.sock /var/run/docker.sock",
-        "echo x > /proc/sys/kernel/core_pattern",
-        "echo b > /proc/sysrq-trigger",
-        "ls /dev/vda /dev/sda /dev/mem /dev/kmsg 2>/dev/null | cat; [ -e /dev/mem ] || [ -e /dev/vda ]",
-    ],
-)
+REFUSED = {
+    "a mount": "mkdir -p /m && mount -t tmpfs none /m",
+    "a bind mount": "mkdir -p /m && mount --bind /bin /m",
+    "the sockets of container engines": "ls /run/podman/podman.sock /var/run/docker.sock /run/docker.sock",
+    "the handler of core dumps": "echo x > /proc/sys/kernel/core_pattern",
+    "other settings of the kernel": "echo 1 > /proc/sys/kernel/panic",
+    "a reboot": "echo b > /proc/sysrq-trigger",
+    "devices": "ls /dev/vda /dev/sda /dev/mem /dev/kmsg 2>/dev/null | cat; [ -e /dev/mem ] || [ -e /dev/vda ]",
+    "control groups": "mkdir /sys/fs/cgroup/memory/escape",
+    "files of the machine": "ls /root/.ssh /etc/shadow",
+    "processes of the machine": "ls /proc/*/root/etc/shadow",
+    "a server of the machine": "exec 3<>/dev/tcp/127.0.0.1/22",
+}
+
+
+@pytest.mark.parametrize("way", REFUSED)
 async def test_no_command_in_a_container_reaches_what_is_not_its_own(
     podman: ContainerBackend, way: str
 ) -> None:
     box = await podman.start(BoxSpec(image="small"), OWNER)
-    assert not (await box.run(way)).ok
+    assert not (await box.run(REFUSED[way])).ok

@@ -20,6 +20,8 @@ from rollwright.sandbox.e2b_box import E2BBackend
 from rollwright.sandbox.kubernetes_box import KubernetesBackend
 from rollwright.sandbox.kubernetes_objects import BOX_LABEL, network_policy, pod_manifest
 from rollwright.sandbox.leases import count_local_boxes, list_records
+from rollwright.sandbox.pool import BoxPool
+from rollwright.sandbox.settings import SANDBOXES
 from rollwright.sandbox.shell_box import MarkedStream
 from rollwright.simulation.e2b_server import SimulatedE2B
 from rollwright.simulation.kubernetes_server import SimulatedCluster, SimulatedPod
@@ -114,6 +116,17 @@ async def test_remote_boxes_are_listed_and_take_no_room_on_this_machine(
     assert (record.id, record.backend, record.label.rollout_id) == (box.id, "kubernetes", "rollout")
     assert count_local_boxes(tmp_path / "state") == 0
     assert cluster.pods[box.id].labels[BOX_LABEL] == box.id
+
+
+def test_only_boxes_elsewhere_are_free_of_this_machines_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollwright.sandbox.pool.may_start", lambda **_: False)
+    kinds = {name: make_backend(name) for name in SANDBOXES.kinds}
+    free = set()
+    for name, backend in kinds.items():
+        pool = BoxPool(backend)
+        pool._backend = backend
+        free |= {name} if pool._has_room(SPEC) else set()
+    assert free == {"kubernetes", "e2b"}
 
 
 LOST = """

@@ -15,6 +15,7 @@ from rollwright.engines.base import (
     Policy,
     Sampling,
     ToolSpec,
+    encoded_tools,
 )
 from rollwright.engines.constraints import read_output
 from rollwright.trajectory import (
@@ -114,7 +115,7 @@ class PromptBuilder:
         renderer = self.policy_for(question).renderer
         if renderer is None:
             text = sum(each.length for each in self.conversation(question))
-            return -(-(text + (len(_encode(tools)) if tools else 0)) // CHARACTERS_PER_TOKEN)
+            return -(-(text + (len(encoded_tools(tools)) if tools else 0)) // CHARACTERS_PER_TOKEN)
         if continues is not None:
             earlier = full_prompt(self._trajectory.turns, continues.id)
             added = renderer.extend(earlier, continues.sampled_ids, continues.finish, messages, tools)
@@ -146,4 +147,4 @@ def is_long(question: Question) -> bool:
     length = 0
     for each in messages:  # written out: every turn looks at every message
         length += each.length if each.reasoning or each.tool_calls else len(each.content)
-    return length > LONG_TEXT or (bool(tools) and length + len(_encode(tools)) > LONG_TEXT)
+    return length > LONG_TEXT or (bool(tools) and length + len(encoded_tools(tools)) > LONG_TEXT)

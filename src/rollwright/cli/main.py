@@ -42,7 +42,7 @@ COMMANDS = {
     "serve-batches": Command(
         "train",
         "serve_batches",
-        "Play as CONFIG says, and offer the batches to a trainer elsewhere over HTTP.",
+        "Play as CONFIG says, and offer the batches over HTTP to a trainer of any kind, which returns weights.",
     ),
     "eval": Command("evaluate", "evaluate", "Evaluate a model on tasks, with intervals, cost and a report."),
     "compare": Command(

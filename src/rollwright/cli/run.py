@@ -17,6 +17,7 @@ from rollwright.cli.console import (
     plain_lines,
     warn_of_password,
 )
+from rollwright.cli.loading import load_to_play
 from rollwright.cli.ui import UiOption, page_of
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ def run(
     ui: UiOption = False,
 ) -> None:
     """Play the episodes that CONFIG asks for. Ctrl-C ends cleanly; `rollwright resume` continues from there."""
-    from rollwright.config import load
-
-    settings = load(config, overrides or [])
+    settings = load_to_play(config, overrides)
     from rollwright.cli.event_loop import run_async
     from rollwright.cli.run_execution import execute
     from rollwright.run.build_tasks import record_fingerprints

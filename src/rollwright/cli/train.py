@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollwright.cli.console import RUNS, Overrides, complete_config, complete_run, warn_of_password
+from rollwright.cli.loading import check_tags_known
 from rollwright.cli.run import LiveOption
 from rollwright.cli.ui import UiOption
 from rollwright.errors import ConfigError
@@ -78,6 +79,7 @@ def train(
         resume_training(resume, changes, store=store, live=live, ui=ui, ray=ray)
         return
     settings = _settings(config, changes, from_run)
+    check_tags_known(settings)
     from rollwright.cli.train_execution import begin
 
     begin(settings, runs=runs, store=store, live=live, report=report, ui=ui, ray=ray)

@@ -23,6 +23,7 @@ from rollwright.cli.tables import ledger_table, training_table, validation_table
 from rollwright.cli.ui import page_of
 from rollwright.config import RunConfig
 from rollwright.engines.base import Policy
+from rollwright.errors import ConfigError
 from rollwright.http.server import server_url
 from rollwright.rollout import Batch
 from rollwright.run.build_tasks import record_fingerprints
@@ -73,6 +74,7 @@ def begin(
     """Train into a new folder of `runs`; `report`: write the report at the end. `ray`: where the trainer's other ranks run."""
     screen = console()
     # A wrong setting or engine is reported before anything is written.
+    check_ray(ray, settings)
     settings = record_fingerprints(settings)
     settings, policy = load_settled(settings, make_policy, say=plain_lines(screen))
     if policy is not None:
@@ -114,6 +116,21 @@ def resume_training(
     with page_of(path, wanted=ui):
         execute(settings, folder, screen, store=store, policy=policy, resume=True, live=live, ray=ray)
     refuse_losses(folder)
+
+
+def check_ray(address: str | None, settings: RunConfig) -> None:
+    """Refuse an address that is none, and a training without ranks for Ray."""
+    if address is None:
+        return
+    if settings.training is None or settings.training.processes == 1:
+        raise ConfigError(
+            "--ray: runs the trainer's other ranks, and training.processes is 1; set it to 2 or more"
+        )
+    try:
+        from rollwright.run.ray_fleet import RayCluster
+    except ImportError as error:
+        raise ConfigError(f"--ray needs {error.name}; install rollwright[ray]") from error
+    RayCluster(address)
 
 
 def remember_run(runs: Path, folder: Path) -> None:

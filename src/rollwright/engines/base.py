@@ -7,6 +7,7 @@ they are never trained.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -70,6 +71,22 @@ class ToolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: str = ""
     parameters: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
     """JSON schema of the arguments."""
+
+
+_encode_sorted = msgspec.json.Encoder(order="deterministic").encode
+
+
+class OfferedTools(tuple[ToolSpec, ...]):
+    """Tools that an agent offers with every call. Their JSON, which may take 100 KB, is made once."""
+
+    @cached_property
+    def encoded(self) -> bytes:
+        return _encode_sorted(tuple(self))
+
+
+def encoded_tools(tools: Sequence[ToolSpec]) -> bytes:
+    """The tools as JSON; equal tools give equal bytes."""
+    return tools.encoded if isinstance(tools, OfferedTools) else _encode_sorted(tools)
 
 
 @runtime_checkable

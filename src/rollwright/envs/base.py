@@ -7,7 +7,7 @@ in `info` and never in the reward.
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self, TypedDict, runtime_checkable
@@ -118,6 +118,24 @@ class PlaysEpisodes(Protocol):
 
     async def play_episode(self, model: ModelAccess) -> EpisodeResult:
         """Plays the level of the last `reset` to its end. What goes wrong is raised; a reward is never made up."""
+        ...
+
+
+class OpponentPlayer(Protocol):
+    """Policies of the run, for an environment with other players than the one that is trained."""
+
+    async def __call__(self, policy_name: str, seat: int, prompts: Sequence[tuple[str, str]]) -> str:
+        """The answer of a policy to messages, each a role and a text. `policy_name`: one of `policies`; empty: the policy that
+        is trained or evaluated itself."""
+        ...
+
+
+@runtime_checkable
+class HasOpponents(Protocol):
+    """An environment with seats that policies of the run play."""
+
+    def use_opponents(self, play: OpponentPlayer) -> None:
+        """Takes the policies, before each `reset`."""
         ...
 
 

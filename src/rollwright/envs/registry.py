@@ -100,6 +100,14 @@ _FAMILIES: Mapping[str, EnvSpec] = MappingProxyType(
             max_tokens_per_step=1024,
             step_timeout=600.0,
         ),
+        "nemo_gym": EnvSpec(
+            "nemo_gym:<url>",
+            "a resources server of NeMo-Gym and a dataset; plays whole episodes; does not fork; reward at the end only",
+            "rollwright.envs.adapters.nemo_gym:NemoGym",
+            max_steps=1,
+            max_tokens_per_step=1024,
+            step_timeout=600.0,
+        ),
         "reasoning_gym": EnvSpec(
             "reasoning_gym:<dataset>",
             "one question of a reasoning-gym dataset",

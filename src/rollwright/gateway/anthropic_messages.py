@@ -5,15 +5,17 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from rollwright.engines.base import ToolSpec
+from rollwright.engines.base import OfferedTools, ToolSpec
 from rollwright.gateway.types import (
     ModelReply,
     ModelRequest,
+    ReadTools,
     Wishes,
     check_messages,
     choose_tools,
     decode,
     event,
+    keep_read,
     output_format,
     passed_over,
     present_object_arguments,
@@ -64,7 +66,7 @@ class _Request(msgspec.Struct):
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     model: str = ""
     system: str | list[Any] | None = None
-    tools: list[_Tool] | None = None
+    tools: msgspec.Raw = msgspec.Raw(b"null")
     tool_choice: Any = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
@@ -78,7 +80,20 @@ class _Request(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Request)
+_TOOLS = msgspec.json.Decoder(list[_Tool] | None)
 _json = msgspec.json
+
+
+@keep_read
+def _read_tools(raw: bytes) -> ReadTools:
+    """The client's tools, and the kinds of those that the provider would run itself."""
+    given: list[_Tool] = decode(_TOOLS, raw) or []
+    specs = OfferedTools(
+        ToolSpec(tool.name, tool.description or "", tool.input_schema)
+        for tool in given
+        if tool.input_schema is not None
+    )
+    return ReadTools(specs, tuple(tool.type or tool.name for tool in given if tool.input_schema is None))
 
 
 class AnthropicMessages:
@@ -101,14 +116,9 @@ class AnthropicMessages:
             messages.append(Message("system", system))
         for place, each in enumerate(request.messages):
             messages.extend(_messages(each, f"messages[{place}]"))
-        given = request.tools or ()
-        specs = [
-            ToolSpec(tool.name, tool.description or "", tool.input_schema)
-            for tool in given
-            if tool.input_schema is not None
-        ]
+        specs, given_theirs = _read_tools(bytes(request.tools))
         tools, forced = choose_tools(specs, request.tool_choice)
-        theirs = [tool.type or tool.name for tool in given if tool.input_schema is None]
+        theirs = list(given_theirs)
         if request.mcp_servers:
             theirs.append("mcp_servers")
         config = request.output_config if isinstance(request.output_config, dict) else {}

@@ -5,16 +5,18 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from rollwright.engines.base import ToolSpec
+from rollwright.engines.base import OfferedTools, ToolSpec
 from rollwright.gateway.types import (
     ModelReply,
     ModelRequest,
+    ReadTools,
     TokenLogprob,
     Wishes,
     check_messages,
     choose_tools,
     decode,
     event,
+    keep_read,
     output_format,
     passed_over,
     refuse_options,
@@ -117,7 +119,7 @@ class CompletionRequest(msgspec.Struct, kw_only=True):
 
 class _Request(CompletionRequest, kw_only=True):
     messages: list[_Message]
-    tools: list[_Tool] | None = None
+    tools: msgspec.Raw = msgspec.Raw(b"null")
     tool_choice: Any = None
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     response_format: Any = None
@@ -128,14 +130,22 @@ class _Request(CompletionRequest, kw_only=True):
 
 
 _DECODER = msgspec.json.Decoder(_Request)
+_TOOLS = msgspec.json.Decoder(list[_Tool] | None)
+
+
+@keep_read
+def _read_tools(raw: bytes) -> ReadTools:
+    """The client's functions, and the kinds of tools that are none."""
+    given: list[_Tool] = decode(_TOOLS, raw) or []
+    specs = OfferedTools(_spec(tool.function) for tool in given if tool.function is not None)
+    return ReadTools(specs, tuple(tool.type for tool in given if tool.function is None))
 
 
 class ChatCompletions:
     def read(self, body: bytes) -> ModelRequest:
         request: _Request = decode(_DECODER, body)
         refuse_options(request, _NEUTRAL)
-        given = request.tools or ()
-        specs = [_spec(tool.function) for tool in given if tool.function is not None]
+        specs, theirs = _read_tools(bytes(request.tools))
         tools, forced = choose_tools(specs, request.tool_choice)
         return ModelRequest(
             messages=check_messages(_message(place, each) for place, each in enumerate(request.messages)),
@@ -147,7 +157,7 @@ class ChatCompletions:
             output=forced or output_format(request.response_format, tools, "response_format"),
             choices=request.n or 1,
             logprobs=bool(request.logprobs),
-            notes=passed_over(tool.type for tool in given if tool.function is None),
+            notes=passed_over(theirs),
         )
 
     def read_to_count(self, body: bytes) -> ModelRequest:

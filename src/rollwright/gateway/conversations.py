@@ -8,11 +8,12 @@ assistant text is compared without surrounding white space; reasoning is not com
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from rollwright.engines.base import ToolSpec
+from rollwright.engines.base import ToolSpec, encoded_tools
 from rollwright.trajectory import Message
 
 Key = tuple[Any, ...]
@@ -68,7 +69,7 @@ class Conversations:
     def find(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[int, int] | None:
         """The turn that `messages` continue, and the number of messages that it covers; `None`: a new conversation."""
         covered = answered(messages)
-        node = self._roots.get(_encode(tools)) if covered else None
+        node = self._roots.get(encoded_tools(tools)) if covered else None
         for message in messages[:covered]:
             if node is None:
                 return None
@@ -82,7 +83,7 @@ class Conversations:
     def explain(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> RewriteCause:
         """What was changed in a conversation that `find` does not know."""
         keys = [_key(message) for message in messages[: answered(messages)]]
-        own = self._roots.get(_encode(tools))
+        own = self._roots.get(encoded_tools(tools))
         if any(_walk(root, keys) == len(keys) for root in self._roots.values() if root is not own):
             return RewriteCause.TOOLS
         known = max((_walk(root, keys) for root in self._roots.values()), default=0)
@@ -96,10 +97,20 @@ class Conversations:
         return RewriteCause.MESSAGE
 
     def add(
-        self, messages: Iterable[Message], tools: Sequence[ToolSpec], answer: Message, turn_id: int
+        self,
+        messages: Iterable[Message],
+        tools: Sequence[ToolSpec],
+        answer: Message,
+        turn_id: int,
+        *,
+        continues: int | None = None,
     ) -> None:
-        """Adds the conversation that turn `turn_id` ended: `messages`, then `answer`."""
-        node = self._roots.setdefault(_encode(tools), ConversationNode())
+        """Adds the conversation that turn `turn_id` ended: `messages`, then `answer`. With `continues`, the messages are
+        those behind that turn, which `find` has found."""
+        if continues is None:
+            node = self._roots.setdefault(encoded_tools(tools), ConversationNode())
+        else:
+            node = self._ends[continues]
         for message in (*messages, answer):
             key = _key(message)
             found = node.next.get(key)
@@ -156,6 +167,7 @@ def _key(message: Message) -> Key:
     return ("assistant", message.content.strip(), calls)
 
 
+@lru_cache(maxsize=4096)  # a call stands in every later request of its conversation
 def _arguments(text: str) -> bytes | str:
     try:
         return _encode(msgspec.json.decode(text or "{}"))

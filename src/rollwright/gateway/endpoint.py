@@ -16,7 +16,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 import msgspec
 
-from rollwright.engines.base import LONGEST_TOKEN
+from rollwright.engines.base import LONGEST_TOKEN, encoded_tools
 from rollwright.errors import FormatError
 from rollwright.gateway.anthropic_messages import AnthropicMessages
 from rollwright.gateway.chat_completions import ChatCompletions
@@ -73,6 +73,10 @@ MAX_MESSAGES, MAX_TOOLS = 10_000, 1_000
 MAX_MARKS = 400_000
 """Commas and opening brackets in one request, those in its texts included: a million tokens of code have about
 250,000. Were all of them values, they would be decoded within 50 ms."""
+
+_FEW_BYTES, _FEW_MARKS = 256 * 1024, 5_000
+"""Bytes and marks up to which a request is decoded in the event loop, within a millisecond: long texts are copied, and only
+values take time. A request of Claude Code has about 80 KB and 1,500 marks."""
 
 MAX_STOPS, LONGEST_STOP, LONGEST_MODEL = 100, 1_000, 1_000
 """Stop texts, the characters of one, and those of the model's name. The hosted APIs take four stop texts, and an answer
@@ -240,7 +244,10 @@ class GatewayApp:
         if head.length > self._max_body:
             raise body.too_large()
         with body:
-            return await self._decoder.decode(decode, await body.read(), json_values, MAX_MARKS)
+            content = await body.read()
+            if len(content) <= _FEW_BYTES and json_values(content, _FEW_MARKS) <= _FEW_MARKS:
+                return decode(content)  # the way to a thread and back would take longer
+            return await self._decoder.decode(decode, content, json_values, MAX_MARKS)
 
     async def _create(
         self, administration: Administration, head: RequestHead, body: Body, receive: Receive, send: Send
@@ -340,7 +347,7 @@ async def _tell(
 
 
 def _note_headers(asked: ModelRequest) -> list[tuple[bytes, bytes]]:
-    """What was passed over, for whoever looks at the response."""
+    """Headers that name the options which were ignored."""
     return [(b"x-rollwright-note", each.encode("ascii", "replace")) for each in asked.notes]
 
 
@@ -383,7 +390,7 @@ def name_request(api: ApiFormat, body: bytes, idempotency_key: bytes | None = No
     """Parses a body."""
     key = (idempotency_key or b"")[:_LONGEST_KEY]
     asked = api.read(body)
-    tools = len(_encode(asked.tools)) if asked.tools else 0
+    tools = len(encoded_tools(asked.tools)) if asked.tools else 0
     beside = tools + len(asked.instructions)
     return NamedRequest(
         asked,

@@ -275,7 +275,8 @@ class RolloutRecorder:
             self.session.trajectory.turns[turn.id] = turn
         said, stop = self._message_of(turn, asked.wishes.stop)
         said = api.present(asked, said)
-        self._conversations.add(asking.messages, asked.tools, said, turn.id)
+        known = None if continues is None else continues.id
+        self._conversations.add(new, asked.tools, said, turn.id, continues=known)
         self._instructed[turn.id] = bool(asked.instructions)
         return ModelReply(
             name=f"{self.session.trajectory.attempt_id}-{turn.id}",

@@ -6,12 +6,13 @@ sampling parameters apply only if the rollout's rules allow it. A forced tool ch
 other option that would change the answer and is not supported is refused; an option without effect is ignored.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from rollwright.engines.base import OutputFormat, Sampling, ToolSpec
+from rollwright.engines.base import OfferedTools, OutputFormat, Sampling, ToolSpec
 from rollwright.engines.constraints import forced_call, json_object, json_schema, or_call
 from rollwright.store.http.errors import HttpRefusal
 from rollwright.trajectory import FinishReason, Message, ToolCall
@@ -190,12 +191,30 @@ def sampling_options(request: Any, neutral: Mapping[str, Sequence[Any]]) -> tupl
     return tuple(name for name, value in named if value is not None and value not in neutral[name])
 
 
+LARGEST_KEPT, MOST_KEPT = 512 * 1024, 64
+"""Bytes of a list of tools that is kept once it is decoded, and the number of such lists."""
+
+
+class ReadTools(NamedTuple):
+    """The tools of a request."""
+
+    specs: OfferedTools
+    theirs: tuple[str, ...]
+    """Kinds of tools that the provider would run itself."""
+
+
+def keep_read(read: Callable[[bytes], ReadTools]) -> Callable[[bytes], ReadTools]:
+    """Decodes a list of tools once: an agent sends the same one with every call, and it is most of the request."""
+    kept = lru_cache(maxsize=MOST_KEPT)(read)
+    return lambda raw: kept(raw) if len(raw) <= LARGEST_KEPT else read(raw)
+
+
 def choose_tools(tools: Sequence[ToolSpec], choice: Any) -> tuple[tuple[ToolSpec, ...], OutputFormat | None]:
     """The tools in the prompt, and the call that `tool_choice` forces; with `none`, no tools."""
     asked = choice if isinstance(choice, dict) else {"type": choice}
     match asked.get("type"):
         case None | "auto":
-            return tuple(tools), None
+            return tools if isinstance(tools, tuple) else tuple(tools), None
         case "none":
             return (), None
         case "required" | "any":

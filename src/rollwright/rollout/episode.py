@@ -30,12 +30,13 @@ from rollwright.agents import (
 )
 from rollwright.aio import is_cancellation
 from rollwright.engines.base import Playable, Policy, Sampling
-from rollwright.envs.base import Env, Reset
+from rollwright.envs.base import Env, HasOpponents, Reset
 from rollwright.errors import FormatError
 from rollwright.gateway import Gateway
 from rollwright.gateway.settings import CaptureRules
 from rollwright.rollout.agent_session import AgentSession
 from rollwright.rollout.filters import Filter, stops
+from rollwright.rollout.opponents import opponent_player
 from rollwright.rollout.scoring import EpisodeRewards
 from rollwright.rollout.settings import LimitsConfig
 from rollwright.sandbox.settings import BoxConfig
@@ -173,6 +174,8 @@ async def play_episode(
     loop = asyncio.get_running_loop()
     started = loop.time()
     limit = TimeLimit(settings.limits.episode_timeout)
+    if has_opponents(type(env)):
+        env.use_opponents(opponent_player(session))  # type: ignore[attr-defined]
     try:
         with limit:
             with session.waiting(Phase.ENVIRONMENT, "reset"):
@@ -243,6 +246,12 @@ def new_session(
     )
     session.gateway, session.rules = gateway, settings.capture
     return session
+
+
+@cache
+def has_opponents(kind: type) -> bool:
+    """Whether policies of the run may play seats in environments of this class."""
+    return issubclass(kind, HasOpponents)
 
 
 @cache

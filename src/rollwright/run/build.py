@@ -115,11 +115,26 @@ class SettingsTable:
                 val = replace(val, env_factory=partial(tasks.make_env, VALIDATION))
             self._settings["val", tag] = val
         self._add_levels(config)
+        self.sizes = self._count_levels(config) if self._evaluates else {}
+        """Levels of tags whose environment has so many and no more; an evaluation plays each once before any again."""
+
+    def _count_levels(self, config: RunConfig) -> dict[str, int]:
+        found = {}
+        for tag in config.tags:
+            settings = self._settings["val", tag]
+            if tag in self._tasks or settings.strategy is CHAIN:
+                continue
+            with open_for_inspection(partial(make_env, settings)) as env:
+                if isinstance(count := getattr(env, "samples", None), int) and count > 0:
+                    found[tag] = count
+        return found
 
     def level_of(self, mode: str, slot_tags: Sequence[str]) -> LevelFunction:
         """The level of each group of a stream whose slots have these tags."""
         told = None if self._in_swarm else slot_tags
-        return level_function(self._tasks, mode, self._run_seed, told, by_tag=self._evaluates)
+        return level_function(
+            self._tasks, mode, self._run_seed, told, by_tag=self._evaluates, sizes=self.sizes
+        )
 
     def ordered_level(self, tag: str, place: int) -> int:
         """The level of the n-th training group of the tag that takes its levels in order."""

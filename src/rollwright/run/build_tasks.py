@@ -6,10 +6,11 @@ and other rows are refused.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from rollwright import rng
 from rollwright.cache import cache_folder
@@ -85,6 +86,7 @@ def level_function(
     slot_tags: Sequence[str] | None,
     *,
     by_tag: bool = False,
+    sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> LevelFunction:
     """The level of each group: of a tag with tasks, a row's number. Training draws rows in shuffled epochs; validation plays
     them in the order of the file.
@@ -92,12 +94,14 @@ def level_function(
     `slot_tags`: `None` in a swarm, whose nodes find the row of a peer's group by its index without knowing the peer's tags:
     a node with several tags passes over the rows whose turn comes with another tag.
     `by_tag`: for an evaluation, whose levels of a tag do not depend on the other tags, and whose rows are shuffled, because
-    it may play only the first of them.
+    it may play only the first of them. `sizes`: levels of tags that have so many and no more.
     """
 
     def level(tag: str, index: int) -> int:
         if by_tag and slot_tags is not None:
             draw = draw_of(index, tag, slot_tags)
+            if tag in sizes:
+                return epoch_row(run_seed, tag, draw, sizes[tag])
             if tag not in tasks:
                 return rng.seed(run_seed, "level", mode, tag, draw)
             return epoch_row(run_seed, tag, draw, len(tasks[tag].source(mode)))

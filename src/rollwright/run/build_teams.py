@@ -200,12 +200,18 @@ def build_run_policy(config: RunConfig, own: Policy | None = None) -> Policy:
 
 
 def _rule_policies(config: RunConfig) -> dict[str, PolicyConfig]:
-    """The policies that rules of the gateway name."""
-    return {
+    """The policies that rules of the gateway name, and those that play other seats of environments."""
+    found = {
         rule.policy: _named(config, rule.policy, None, f"gateway.calls[{place}]")
         for place, rule in enumerate(config.gateway.calls)
         if rule.policy is not None
     }
+    for tag in config.tags:
+        custom = config.custom_envs.get(tag)
+        opponent = None if custom is None else custom.env_config.get("opponent")
+        if isinstance(opponent, Mapping) and isinstance(name := opponent.get("policy"), str):
+            found[name] = _named(config, name, None, f"custom_envs.{tag}.env_config.opponent")
+    return found
 
 
 def _named_policy(config: RunConfig, tag: str, agent_name: str) -> PolicyConfig | None:

@@ -23,7 +23,7 @@ from rollwright.evaluation.settings import EvaluationConfig
 from rollwright.rollout.accounting import same_cause
 from rollwright.run.build import SettingsTable
 from rollwright.run.build_tasks import TagTasks, open_tag_tasks, record_fingerprints
-from rollwright.run.costs import CostLedger, agent_models, used_by
+from rollwright.run.costs import CostLedger, agent_models, check_prices, used_by
 from rollwright.run.evaluation_order import apply_order, check_difficulty, write_order
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.playing import RunObserver, play_run
@@ -68,8 +68,10 @@ def settle_evaluation(config: RunConfig) -> RunConfig:
     ):
         content.pop(key, None)
     content["val_env_manager"] = {"tags": tags, "num_env_groups": len(tags)}
-    rows = {tag: len(each.source(VALIDATION)) for tag, each in open_tag_tasks(build(content)).items()}
-    counts = _count_tasks(settings, tags, rows)
+    opened = build(content)
+    rows = {tag: len(each.source(VALIDATION)) for tag, each in open_tag_tasks(opened).items()}
+    sizes = SettingsTable(opened.model_copy(update={"evaluation": settings})).sizes
+    counts = _count_tasks(settings, tags, sizes | rows)
     content["val_env_manager"] = {
         "tags": tags,
         "num_env_groups": sum(counts),
@@ -86,6 +88,7 @@ def settle_evaluation(config: RunConfig) -> RunConfig:
         "temperature": temperature,
     }
     settled = record_fingerprints(build(content, source="evaluation"))
+    check_prices(settled)
     if settings.difficulty:
         check_difficulty(settings.difficulty, _TaskNames(settled, None).tasks)
     return settled

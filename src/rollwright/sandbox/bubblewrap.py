@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from rollwright.sandbox import cgroups
-from rollwright.sandbox.box import BoxError, BoxLabel, BoxSpec, CommandResult, Feature, Network
+from rollwright.sandbox.box import HOST_IMAGE, BoxError, BoxLabel, BoxSpec, CommandResult, Feature, Network
 from rollwright.sandbox.holder_client import HolderCall, HolderLine, HolderPool, own_process
 from rollwright.sandbox.images import UnpackedImage, unpacked
 from rollwright.sandbox.leases import BoxRecord, boot_id, boxes_folder, new_box_id, state_folder
@@ -54,7 +54,7 @@ class BubblewrapBackend:
     """Starts boxes with bubblewrap. Belongs to one event loop."""
 
     name = "bubblewrap"
-    features = frozenset(Feature)
+    features = frozenset(Feature) - {Feature.REMOTE}
 
     def __init__(self, *, state: str = "") -> None:
         """`state`: folder of boxes and images; empty: the user's."""
@@ -62,6 +62,9 @@ class BubblewrapBackend:
         self.holders = HolderPool(self.state)
         self._inits: dict[str, int] = {}
         """First process of each box that was started here, by the box's id."""
+        self._host: UnpackedImage | None = None
+        self.left_open: set[OutputPipe] = set()
+        """Output of programs that commands have left in the background."""
 
     async def find_obstacle(self) -> str:
         if sys.platform != "linux":
@@ -88,7 +91,7 @@ class BubblewrapBackend:
     async def _start(self, spec: BoxSpec, label: BoxLabel, gateway: str, upper: str) -> "BubblewrapBox":
         if shutil.which("bwrap") is None:
             raise BoxError("the program bwrap is missing; install the package bubblewrap")
-        image = await asyncio.to_thread(unpacked, self.state, spec)
+        image = await self._find_image(spec)
         record = self.new_record(label, spec)
         request = HoldRequest(
             record,
@@ -115,6 +118,14 @@ class BubblewrapBackend:
                 raise
         return box
 
+    async def _find_image(self, spec: BoxSpec) -> UnpackedImage:
+        """The folders of the spec's image. Those of this machine's own programs are looked up once."""
+        if spec.image == HOST_IMAGE and not spec.folder and not spec.layers:
+            if self._host is None:
+                self._host = await asyncio.to_thread(unpacked, self.state, spec)
+            return self._host
+        return await asyncio.to_thread(unpacked, self.state, spec)
+
     def _find_init(self, box_id: str) -> int:
         if not box_id:
             return 0
@@ -140,6 +151,8 @@ class BubblewrapBackend:
 
     async def aclose(self) -> None:
         await self.holders.close()
+        for each in list(self.left_open):
+            each.abandon()
 
 
 class BubblewrapSnapshot:
@@ -217,6 +230,8 @@ class BubblewrapBox:
                 async with asyncio.timeout(_KILL_SECONDS):
                     done, _ = await call.result()
             texts = await asyncio.gather(output.finish(), errors.finish())
+            for pipe in (output, errors):
+                pipe.leave_to(self._backend.left_open)
         except TimeoutError:
             raise BoxError("a command could not be killed") from None
         finally:

@@ -59,10 +59,23 @@ def create(
     return list(folders), missing
 
 
-def enter(folders: list[Path]) -> None:
-    """Moves this process, and with it the ones it will start, into the groups."""
-    for folder in folders:
-        (folder / "cgroup.procs").write_text("0")
+def open_entries(folders: list[Path]) -> list[int]:
+    """Files to which a process with one thread writes `0` to enter the groups, for a process that will not see them."""
+    return [os.open(_entry(folder), os.O_WRONLY) for folder in folders]
+
+
+def enter(entries: list[int]) -> None:
+    """Moves this process, which must have one thread, and with it the ones it will start, and closes the files."""
+    for each in entries:
+        os.write(each, b"0")
+        os.close(each)
+
+
+def _entry(folder: Path) -> str:
+    # A thread that moves itself needs no lock on all processes, for which the kernel waits some milliseconds. Version 2 has
+    # no such file for groups that limit memory.
+    tasks = os.path.join(folder, "tasks")
+    return tasks if os.path.exists(tasks) else os.path.join(folder, "cgroup.procs")
 
 
 def freeze(folders: list[Path]) -> bool:

@@ -64,6 +64,10 @@ class ServerProcess:
         self.process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def close(self) -> None:
         """Ends the server; a later request starts a new one."""
         with self._lock:
@@ -95,9 +99,10 @@ class ServerProcess:
             process.wait()
 
     def _connect(self) -> socket.socket:
-        if self._control is None or self.process is None or self.process.poll() is not None:
+        if self._control is None or not self.is_running:
             self._end()
             self._control, self.process = _spawn(*self._arguments)
+        assert self._control is not None
         return self._control
 
 

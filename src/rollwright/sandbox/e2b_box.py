@@ -53,6 +53,8 @@ class E2BBackend:
         the records of boxes; empty: the user's."""
         self.state = Path(state).absolute() if state else state_folder()
         self.holders = HolderPool(self.state)
+        self.boxes: set[E2BBox] = set()
+        """Boxes that run, started here."""
         given = {
             "api_url": api_url,
             "sandbox_url": sandbox_url,
@@ -111,9 +113,11 @@ class E2BBackend:
         except BaseException:
             await box.stop()
             raise
+        self.boxes.add(box)
         return box
 
     async def aclose(self) -> None:
+        await asyncio.gather(*(each.stop() for each in list(self.boxes)), return_exceptions=True)
         await self.holders.close()
 
 
@@ -185,6 +189,7 @@ class E2BBox(ShellBox):
             with suppress(BoxError):  # then its timeout ends it
                 await _call(self._sandbox.kill(), "kill")
         await self._backend.holders.end(self._line)
+        self._backend.boxes.discard(self)
 
 
 class _ProcessStream:

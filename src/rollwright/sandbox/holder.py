@@ -1,6 +1,7 @@
 """The holder: one small process per box, which builds the box, guards it, and removes it.
 
-Started as a program, this module is a fork server: each message on its standard input carries the socket of one new holder.
+Started as a program, this module is a fork server: each message on its standard input carries the socket of one new holder. The
+next holder waits for its message before it comes.
 A holder ends its box when that socket is closed, which the kernel does when the client dies, when the lease is not renewed,
 or when the box ends by itself. The box ends when its holder does, because bubblewrap dies with its parent and the kernel
 kills a PID namespace with its first process. So there is no order in which processes can be killed that leaves a process or a
@@ -12,14 +13,12 @@ shell that waits; `rollwright.sandbox.inside` enters the same namespaces for eve
 """
 
 import gc
+import itertools
 import os
 import select
-import shutil
 import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -30,12 +29,9 @@ import msgspec
 from rollwright.sandbox import cgroups, inside, namespaces
 from rollwright.sandbox.isolation import (
     NEW_MOUNTS,
-    NEW_NETWORK,
     NEW_USER,
-    make_mounts_private,
-    set_parent_death_signal,
-    unshare,
 )
+from rollwright.sandbox.launcher import Launcher, LaunchError, prepare_layer
 from rollwright.sandbox.leases import (
     BoxRecord,
     lease_end,
@@ -66,18 +62,10 @@ from rollwright.sandbox.seccomp import BOX_RULES, compile_filter
 _MAX_FILE = 4096
 """Upper bound of the descriptors that the fork server may have open."""
 
-_BUILD_SECONDS = 30.0
+_TAKEN = b"t"
+"""What the next holder tells the fork server when it has a box; when the box runs, it closes the pipe."""
+
 _EXIT_MILLISECONDS = 2000
-_WAIT_PROGRAM = ("/bin/sh", "-c", "echo ready; read _")
-"""First program of a box: it needs nothing but a shell, and ends when its holder does."""
-
-_MASKED = ("/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/kmsg", "/proc/sysrq-trigger")
-_READ_ONLY = ("/proc/sys", "/proc/fs", "/proc/irq", "/proc/bus")
-"""Files of the kernel whose owner may write to them; root in a box is their owner where the box was started by root."""
-
-
-class _Abandoned(Exception):
-    """The box cannot be built; the message is one line."""
 
 
 def main() -> None:
@@ -91,31 +79,62 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
+    waiting = select.poll()
     while True:
-        request, files = receive(control, HoldRequest)
-        if request is None:
-            return  # holders see the end of their own sockets, and remove their boxes first
+        taken, telling = os.pipe()
         if os.fork() == 0:
-            _hold(request, files[0])
-        for each in files:
-            os.close(each)
+            _wait_for_box(control, telling)
+        os.close(telling)
+        has_taken = os.read(taken, 1) == _TAKEN
+        if has_taken:
+            # The next one is prepared when this box runs, so as not to take time from it, or when it is asked for.
+            waiting.register(control, select.POLLIN)
+            waiting.register(taken, select.POLLIN)
+            waiting.poll()
+            waiting.unregister(control)
+            waiting.unregister(taken)
+        os.close(taken)
+        if not has_taken and _is_over(control):
+            return  # holders see the end of their own sockets, and remove their boxes first
 
 
-def _hold(request: HoldRequest, line_file: int) -> NoReturn:
+def _is_over(control: socket.socket) -> bool:
+    """Whether there will be no more requests."""
+    try:
+        return not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+
+
+def _wait_for_box(control: socket.socket, telling: int) -> NoReturn:
+    """The next holder, forked before it is asked for, with the process that will be bubblewrap: a start waits for neither."""
+    launcher = Launcher()
+    with suppress(OSError):
+        launcher.prepare()
+    request, files = receive(control, HoldRequest)
+    if request is None:
+        os._exit(0)
+    os.write(telling, _TAKEN)
+    _hold(request, files[0], launcher, telling)
+
+
+def _hold(request: HoldRequest, line_file: int, launcher: Launcher, telling: int) -> NoReturn:
     line = socket.socket(fileno=line_file)
-    for low, high in ((3, line_file), (line_file + 1, _MAX_FILE)):
-        os.closerange(low, high)
+    kept = sorted({2, line_file, telling, *launcher.files, _MAX_FILE})
+    for low, high in itertools.pairwise(kept):
+        os.closerange(low + 1, high)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pid = os.getpid()
     record = msgspec.structs.replace(request.record, holder=pid, holder_start=start_time(pid) or 0)
     folder = Path(request.folder)
-    holder = Holder(request, record, folder, line)
+    holder = Holder(request, record, folder, line, launcher)
     try:
         write_record(folder, record)
         holder.build()
+        os.close(telling)
         holder.guard()
-    except _Abandoned as error:
+    except LaunchError as error:
         _reply(line, CallFailed(str(error)))
     except OSError as error:
         _reply(
@@ -131,8 +150,16 @@ def _hold(request: HoldRequest, line_file: int) -> NoReturn:
 class Holder:
     """One box, seen by its holder."""
 
-    def __init__(self, request: HoldRequest, record: BoxRecord, folder: Path, line: socket.socket) -> None:
+    def __init__(
+        self,
+        request: HoldRequest,
+        record: BoxRecord,
+        folder: Path,
+        line: socket.socket,
+        launcher: Launcher,
+    ) -> None:
         self._request = request
+        self._launcher = launcher
         self._record = record
         self._folder = folder
         self._line = line
@@ -152,6 +179,8 @@ class Holder:
                 self._record.id, memory=request.memory, processes=request.processes, cpus=request.cpus
             )
             self._start_bubblewrap()
+        else:
+            self._launcher.drop()
         _reply(self._line, BoxReady(self.init, tuple(self._missing)))
 
     def guard(self) -> None:
@@ -250,168 +279,15 @@ class Holder:
         return self._folder / "layer"
 
     def _start_bubblewrap(self) -> None:
-        """Forks the process that becomes bubblewrap, and gives it its user ids from outside."""
-        request, folder = self._request, self._folder
         for name in ("layer", "merged"):
-            (folder / name).mkdir()
-        if not request.disk:
-            _prepare_layer(self._layer, request)
-        pipes = {name: os.pipe() for name in ("unshared", "mapped", "info", "lifeline", "output", "errors")}
-        pid = os.fork()
-        if pid == 0:
-            _become_bubblewrap(request, folder, self._groups, pipes)
-        self._monitor = pid
-        for name, used in (
-            ("unshared", 1),
-            ("mapped", 0),
-            ("info", 1),
-            ("lifeline", 0),
-            ("output", 1),
-            ("errors", 1),
-        ):
-            os.close(pipes[name][used])
+            (self._folder / name).mkdir()
+        if not self._request.disk:
+            prepare_layer(self._layer, self._request)
         try:
-            if os.read(pipes["unshared"][0], 1):
-                _map_ids(pid)
-                os.write(pipes["mapped"][1], b"x")
-            output = _read_with_limit(pipes["output"][0])
-            if output != b"ready":
-                raise _Abandoned(_explain(pipes["errors"][0]))
-            self.init = int(msgspec.json.decode(os.read(pipes["info"][0], 4096))["child-pid"])
+            self.init, lifeline = self._launcher.launch(self._request, self._folder, self._groups)
         finally:
-            for name, end in (("unshared", 0), ("mapped", 1), ("info", 0), ("output", 0), ("errors", 0)):
-                os.close(pipes[name][end])
-        self._files.append(pipes["lifeline"][1])
-
-
-def _become_bubblewrap(
-    request: HoldRequest, folder: Path, groups: list[Path], pipes: dict[str, tuple[int, int]]
-) -> NoReturn:
-    try:
-        os.dup2(pipes["errors"][1], 2)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_DFL)
-        cgroups.enter(groups)
-        if request.network_of:
-            namespaces.enter(request.network_of, NEW_NETWORK)
-        unshare(NEW_USER | NEW_MOUNTS)
-        os.write(pipes["unshared"][1], b"x")
-        if not os.read(pipes["mapped"][0], 1):
-            os._exit(1)
-        os.setresgid(0, 0, 0)
-        os.setresuid(0, 0, 0)
-        set_parent_death_signal()
-        make_mounts_private()
-        layer = folder / "layer"
-        if request.disk:
-            namespaces.mount_tmpfs(str(layer), request.disk)
-            _prepare_layer(layer, request)
-        os.chdir(folder)  # relative names are short: the kernel takes one page of options
-        namespaces.mount_overlay("merged", list(request.lower), "layer/upper", "layer/work")
-        os.dup2(pipes["lifeline"][0], 0)
-        os.dup2(pipes["output"][1], 1)
-        os.set_inheritable(pipes["info"][1], True)
-        os.execvp("bwrap", _arguments(request, folder, pipes["info"][1]))
-    except OSError as error:
-        os.write(2, f"{error.filename or ''} {error.strerror or error}".strip().encode())
-    finally:
-        os._exit(1)
-
-
-def _arguments(request: HoldRequest, folder: Path, info: int) -> list[str]:
-    words = ["bwrap", "--bind", str(folder / "merged"), "/", "--dev", "/dev", "--proc", "/proc"]
-    for each in _READ_ONLY:
-        if os.path.isdir(each):
-            words += ["--ro-bind", each, each]
-    for each in _MASKED:
-        if os.path.exists(each):
-            words += ["--ro-bind", "/dev/null", each]
-    for mounted in request.mounts:
-        words += ["--ro-bind" if mounted.read_only else "--bind", mounted.source, mounted.path]
-    words += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    words += [] if request.network_of else ["--unshare-net"]
-    words += ["--hostname", request.hostname, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    words += ["--clearenv", "--setenv", "PATH", "/usr/bin:/bin", "--chdir", "/", "--info-fd", str(info)]
-    return [*words, "--", *_WAIT_PROGRAM]
-
-
-def _prepare_layer(layer: Path, request: HoldRequest) -> None:
-    """The box's own layer: that of another box, or an empty one in which the box's name can be looked up."""
-    (layer / "work").mkdir()
-    upper = layer / "upper"
-    if request.upper:
-        try:
-            os.rename(request.upper, upper)
-        except OSError:  # another file system
-            subprocess.run(["cp", "-a", request.upper, str(upper)], check=True, capture_output=True)
-            shutil.rmtree(request.upper, ignore_errors=True)
-        return
-    (upper / "etc").mkdir(parents=True)
-    names = " ".join(dict.fromkeys(("localhost", request.hostname, *request.hosts)))
-    (upper / "etc" / "hosts").write_text(f"127.0.0.1 {names}\n::1 localhost\n")
-
-
-def _map_ids(pid: int) -> None:
-    """Gives a user namespace its ids: all of the usual ones for root, those of /etc/subuid for others, else one."""
-    user, group = os.getuid(), os.getgid()
-    if user == 0:
-        Path(f"/proc/{pid}/uid_map").write_text("0 0 65536")
-        Path(f"/proc/{pid}/gid_map").write_text("0 0 65536")
-        return
-    ranges = [_subordinate(file) for file in ("/etc/subuid", "/etc/subgid")]
-    if all(ranges) and shutil.which("newuidmap") and shutil.which("newgidmap"):
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        mapped = [
-            subprocess.run(
-                [tool, str(pid), "0", str(own), "1", "1", *map(str, further)], capture_output=True
-            ).returncode
-            for tool, own, further in (("newuidmap", user, ranges[0]), ("newgidmap", group, ranges[1]))
-        ]
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        if mapped == [0, 0]:
-            return
-    Path(f"/proc/{pid}/setgroups").write_text("deny")
-    Path(f"/proc/{pid}/uid_map").write_text(f"0 {user} 1")
-    Path(f"/proc/{pid}/gid_map").write_text(f"0 {group} 1")
-
-
-def _subordinate(file: str) -> tuple[int, int]:
-    """First id and number of ids that this user may use beside its own; empty: none."""
-    import pwd
-
-    names = {str(os.getuid()), pwd.getpwuid(os.getuid()).pw_name}
-    with suppress(OSError, ValueError):
-        for line in Path(file).read_text().splitlines():
-            name, first, count = line.split(":")
-            if name in names:
-                return int(first), min(int(count), 65535)
-    return ()  # type: ignore[return-value]
-
-
-def _read_with_limit(file: int) -> bytes:
-    """The first line, without its end; empty if there is none in time."""
-    deadline = time.monotonic() + _BUILD_SECONDS
-    read = b""
-    while not read.endswith(b"\n"):
-        ready, _, _ = select.select([file], [], [], max(0.0, deadline - time.monotonic()))
-        more = os.read(file, 64) if ready else b""
-        if not more:
-            return b""
-        read += more
-    return read.rstrip()
-
-
-def _explain(errors: int) -> str:
-    os.set_blocking(errors, False)
-    try:
-        text = os.read(errors, 4096).decode(errors="replace").strip()
-    except BlockingIOError:
-        text = ""
-    return (
-        f"bubblewrap: {text.splitlines()[-1].removeprefix('bwrap: ')}"
-        if text
-        else "the box did not start in time"
-    )
+            self._monitor = self._launcher.pid
+        self._files.append(lifeline)
 
 
 def _reply(line: socket.socket, message: msgspec.Struct) -> None:

@@ -42,6 +42,9 @@ REAP_SECONDS = 2.0
 _START_SECONDS = 60.0
 _END_SECONDS = 30.0
 _RENEWALS_PER_LEASE = 4
+_QUICK_STARTS = 16
+"""Requests that surely fit into the server's socket."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -218,6 +221,8 @@ class HolderPool:
         self._server = _HolderServer()
         self._keeping: dict[HolderLine, asyncio.Task[None]] = {}
         self._reaping: asyncio.Task[None] | None = None
+        self._starting = 0
+        """Holders that were asked for and have not answered."""
 
     @property
     def lines(self) -> frozenset[HolderLine]:
@@ -227,10 +232,20 @@ class HolderPool:
         """Starts a holder and waits until its box runs."""
         if self._reaping is None:
             self._reaping = asyncio.create_task(self._reap())
-        boxes_folder(self.state).mkdir(parents=True, exist_ok=True)
-        socket_line = await asyncio.to_thread(self._server.hold, request)
-        line = HolderLine(socket_line, request.record, Path(request.folder))
-        ready = await line.wait_until_ready()
+            boxes_folder(self.state).mkdir(parents=True, exist_ok=True)
+        self._starting += 1
+        try:
+            # A thread is for a server that has to be started, or has not read the last requests yet.
+            is_quick = self._server.is_running and self._starting <= _QUICK_STARTS
+            socket_line = (
+                self._server.hold(request)
+                if is_quick
+                else await asyncio.to_thread(self._server.hold, request)
+            )
+            line = HolderLine(socket_line, request.record, Path(request.folder))
+            ready = await line.wait_until_ready()
+        finally:
+            self._starting -= 1
         self._keeping[line] = asyncio.create_task(self._keep(line))
         return line, ready
 

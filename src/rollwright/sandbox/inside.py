@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from rollwright.sandbox import namespaces
+from rollwright.sandbox import cgroups, namespaces
 from rollwright.sandbox.box import DEFAULT_PATH
 from rollwright.sandbox.isolation import NEW_NETWORK, NEW_USER, install_seccomp_filter
 from rollwright.sandbox.messages import CallDone, CallFailed, GetRequest, PutRequest, RunRequest, send
@@ -62,7 +62,7 @@ def call_for(
 def run(init: int, groups: list[Path], call: Call, files: list[int]) -> None:
     """Runs a call in the box whose first process is `init`, and reports on `files[0]`, the call's socket."""
     line = socket.socket(fileno=files[0])
-    entries = [os.open(folder / "cgroup.procs", os.O_WRONLY) for folder in groups]
+    entries = cgroups.open_entries(groups)
     namespaces.enter(init, namespaces.WHOLE_BOX)
     worker = os.fork()
     if worker == 0:
@@ -98,9 +98,7 @@ def _kill_session(leader: int) -> None:
 
 def _work(call: Call, files: list[int], line: socket.socket, entries: list[int]) -> None:
     try:
-        for each in entries:
-            os.write(each, b"0")
-            os.close(each)
+        cgroups.enter(entries)
         os.setsid()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)

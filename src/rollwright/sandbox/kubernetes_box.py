@@ -104,6 +104,8 @@ class KubernetesBackend:
             raise ConfigError("max_seconds and start_seconds must be more than 0")
         self.state = Path(state).absolute() if state else state_folder()
         self.holders = HolderPool(self.state)
+        self.boxes: set[KubernetesBox] = set()
+        """Boxes that run, started here."""
         self._place = (kubeconfig, context, namespace)
         self._options: dict[str, Any] = {
             "max_seconds": max_seconds,
@@ -153,13 +155,16 @@ class KubernetesBackend:
             await box.open_network()
         except BaseException:
             line.drop()  # its holder deletes the pod
+            box.forget()
             raise
+        self.boxes.add(box)
         return box
 
     async def aclose(self) -> None:
         if self._reaping is not None:
             self._reaping.cancel()
             await asyncio.gather(self._reaping, return_exceptions=True)
+        await asyncio.gather(*(each.stop() for each in list(self.boxes)), return_exceptions=True)
         await self.holders.close()
         if self._cluster is not None:
             await self._cluster.close()
@@ -214,7 +219,7 @@ class KubernetesBackend:
             ) from None
 
     async def _reap(self) -> None:
-        """Deletes pods of this package that have ended, or never ran, whoever started them."""
+        """Deletes pods of this package that have ended, or never ran, of all processes."""
         while True:
             with suppress(BoxError):
                 cluster = await self.cluster()
@@ -257,6 +262,11 @@ class KubernetesBox(ShellBox):
         await stream.send(b"\n")
         self._lifeline = asyncio.create_task(self._renew(stream))
 
+    def forget(self) -> None:
+        """Ends what this process does for a pod that did not start."""
+        if self._lifeline is not None:
+            self._lifeline.cancel()
+
     async def _renew(self, stream: ShellStream) -> None:
         """Opens the stream again when it breaks, as it does when a proxy on the way restarts."""
         pause = self._line.record.label.lease_seconds / _RENEWALS_PER_LEASE
@@ -286,6 +296,7 @@ class KubernetesBox(ShellBox):
                 await self._cluster.delete_pod(self.id)
                 await asyncio.to_thread(_forget_pod, self._line)
         await self._backend.holders.end(self._line)
+        self._backend.boxes.discard(self)
 
 
 def _forget_pod(line: HolderLine) -> None:

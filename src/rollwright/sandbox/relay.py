@@ -1,7 +1,8 @@
 """Relays between the loopback of a box and services outside it.
 
 A listening socket that was opened in a box's network namespace can be served from outside: a connection to it reaches this
-process, and nothing else of the machine. `Relay` joins such connections with one fixed address, the attempt's gateway.
+process, and nothing else of the machine. `Relay` joins such connections with one fixed address, the attempt's gateway, and lets
+only requests below the path of the attempt's own rollout pass: a box that has got hold of another rollout's key cannot use it.
 `ProxyRelay` is an HTTP proxy that joins them with hosts that a rule allows; addresses of this machine and of private networks
 are always refused, so that a name in a foreign DNS cannot lead there.
 """
@@ -12,6 +13,8 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
+
+import httptools
 
 GATEWAY_PORT, PROXY_PORT = 9119, 9118
 """Ports on a box's loopback. They are the same in every box, so that prompts which name them are the same, too."""
@@ -30,6 +33,9 @@ class Relay:
         self._host = split.hostname or "127.0.0.1"
         self._port = split.port or (443 if split.scheme == "https" else 80)
         self._tls = split.scheme == "https"
+        path = split.path.rstrip("/").removesuffix("/v1")
+        self._prefix = f"{path}/".encode() if path else b""
+        """Path below which every request must be; empty: any."""
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -69,7 +75,56 @@ class Relay:
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(_CONNECT_SECONDS):
             other = await asyncio.open_connection(self._host, self._port, ssl=self._tls or None)
-        await _pump_both((reader, writer), other)
+        if not self._prefix:
+            return await _pump_both((reader, writer), other)
+        try:
+            await asyncio.gather(
+                _pump_requests(reader, other[1], writer, self._prefix), _pump(other[0], writer)
+            )
+        finally:
+            other[1].close()
+
+
+class _RequestPaths:
+    """Notices requests whose path is not below a prefix; the callbacks are those of httptools."""
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+        self._path = b""
+        self.has_refused = False
+
+    def on_message_begin(self) -> None:
+        self._path = b""
+
+    def on_url(self, part: bytes) -> None:
+        self._path += part
+
+    def on_headers_complete(self) -> None:
+        segments = self._path.partition(b"?")[0].split(b"/")
+        self.has_refused |= not self._path.startswith(self._prefix) or b".." in segments
+
+
+async def _pump_requests(
+    reader: asyncio.StreamReader, to: asyncio.StreamWriter, back: asyncio.StreamWriter, prefix: bytes
+) -> None:
+    """Copies requests as long as all of them are below the prefix; the first other one ends the connection."""
+    paths = _RequestPaths(prefix)
+    parser = httptools.HttpRequestParser(paths)
+    with suppress(ConnectionError):
+        while block := await reader.read(_BLOCK):
+            try:
+                parser.feed_data(block)
+            except httptools.HttpParserError:
+                paths.has_refused = True
+            if paths.has_refused:
+                text = b"this box reaches the gateway of its own rollout alone"
+                back.write(_REFUSED % (b"403 Forbidden", len(text), text))
+                await back.drain()
+                to.close()
+                return
+            to.write(block)
+            await to.drain()
+        to.write_eof()
 
 
 async def close_relays(relays: list[Relay]) -> None:

@@ -54,6 +54,17 @@ class OutputPipe:
                 self._transport.close()
         return self.text
 
+    def leave_to(self, left: set["OutputPipe"]) -> None:
+        """Puts itself into a set for as long as a program in the background may write to it."""
+        if self._is_over and self._reading is not None and not self._reading.done():
+            left.add(self)
+            self._reading.add_done_callback(lambda _: left.discard(self))
+
+    def abandon(self) -> None:
+        """Ends it, also when a program in the background holds it."""
+        self._is_over = False
+        self.close()
+
     @property
     def text(self) -> str:
         """What was kept, with a note where something is missing."""

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
+from rollwright.sandbox.box import BoxError
 from rollwright.sandbox.bubblewrap import BubblewrapBox
 
 STDOUT, STDERR = 1, 2
@@ -93,11 +94,17 @@ class BoxProcess:
     async def wait(self) -> int:
         """The exit code."""
         assert self._ending is not None
-        return await asyncio.shield(self._ending)
+        try:
+            return await asyncio.shield(self._ending)
+        except asyncio.CancelledError:
+            if self._ending.cancelled():
+                raise BoxError("the program was killed") from None
+            raise
 
     def leave(self) -> None:
         """Lets the program run on, with nobody to read its output."""
-        self._leaving = asyncio.create_task(self._drain())
+        if self._ending is not None and not self._ending.done():
+            self._leaving = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
         while await self.read() is not None:
@@ -111,6 +118,9 @@ class BoxProcess:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        while self._output.full():
+            self._output.get_nowait()
+        self._output.put_nowait(None)
 
     async def _read(self, number: int, reader: asyncio.StreamReader) -> None:
         while block := await reader.read(_BLOCK):

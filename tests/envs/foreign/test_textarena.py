@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import rollwright as rw
 from rollwright.envs import registry
 from rollwright.envs.adapters.textarena import PACKAGE, TextArena
 from rollwright.envs.base import EnvironmentFailure
@@ -136,3 +137,62 @@ async def test_an_opponent_that_cannot_be_asked_is_a_failure_and_no_reward() -> 
     with pytest.raises(EnvironmentFailure, match="opponent http"):
         await env.reset(0)
     await env.close()
+
+
+PLAYER = """
+import re
+from rollwright.engines.base import Generation
+
+
+class Listed:
+    \"\"\"Plays a move that the game lists: the trained one its first, an opponent its last.\"\"\"
+
+    renderer = None
+    version = 0
+    pressure = 0
+
+    async def generate(self, prompt, sampling):
+        seen = "\\n".join(each.content for each in prompt.messages)
+        moves = re.findall(r"\\[\\d+\\]", re.findall(r"Available Moves:(.*)", seen)[-1])
+        is_opponent = any(str(part).startswith("opponent") for part in prompt.key)
+        return Generation(moves[-1 if is_opponent else 0], exact=False, prompt_tokens=10, completion_tokens=1)
+
+    async def close(self):
+        pass
+"""
+
+
+@pytest.mark.parametrize("opponent", ["policy", {"policy": "frozen"}])
+def test_a_policy_of_the_run_plays_the_other_seat_in_this_process(opponent: Any, tmp_path: Path) -> None:
+    (tmp_path / "listed_player.py").write_text(PLAYER)
+    config = {
+        "folder": str(tmp_path),
+        "policy": {"kind": "listed_player:Listed"},
+        "policies": {"frozen": {"kind": "listed_player:Listed"}},
+        "custom_envs": {
+            "Duel": {
+                "env_type": "textarena:TicTacToe-v0",
+                "env_config": {"opponent": opponent, "seat": "alternate"},
+            }
+        },
+    }
+    found = rw.evaluate(config, tags=["Duel"], episodes=6, runs=tmp_path / "runs")
+    assert found.report["episodes"] == {"finished": 6, "failed": 0, "not_played": 0}
+    assert found.report == rw.evaluate(config, "evaluation.cache=false", tags=["Duel"], episodes=6).report
+    by_agent = found.report["cost"]["by"]["agent"]
+    assert set(by_agent) == {"agent", "opponent-0", "opponent-1"}
+    assert by_agent["agent"]["calls"] == sum(len(each.turns) for each in found.trajectories)
+    for each in found.trajectories:
+        assert {turn.agent for turn in each.turns} == {"agent"}
+        assert all(turn.outcome is not None and turn.outcome.valid for turn in each.turns)
+
+
+def test_an_opponent_that_is_no_policy_of_the_configuration_is_one_line() -> None:
+    config = {
+        "policy": {"kind": "random"},
+        "custom_envs": {
+            "Duel": {"env_type": "textarena:TicTacToe-v0", "env_config": {"opponent": {"policy": "nobody"}}}
+        },
+    }
+    with pytest.raises(ConfigError, match=r"opponent.policy: no 'nobody' in `policies`; there are: none"):
+        rw.evaluate(config, tags=["Duel"], episodes=1)

@@ -55,6 +55,8 @@ sys.exit(Supervisor(Supervision(
 """
 
 QUICK = "restarts=RestartRules(first_delay=0.05, max_delay=0.2, max_fruitless=3)"
+NO_MEMORY_KILLS = "count_memory_kills=lambda: 0"
+"""Other tests on this machine may have processes killed for want of memory, which the kernel counts together."""
 
 
 class Watched:

@@ -11,7 +11,7 @@ import pytest
 
 from rollwright.swarm.supervisor.record import SupervisorState, is_supervised
 
-from .conftest import PATIENCE, QUICK, Watched, runs
+from .conftest import NO_MEMORY_KILLS, PATIENCE, QUICK, Watched, runs
 
 Supervise = Callable[..., Watched]
 
@@ -51,7 +51,7 @@ def test_each_death_is_one_line_with_what_follows(supervise: Supervise) -> None:
         if life == 2:
             sys.exit(137)
         """,
-        f'{QUICK}, oom_fallbacks=[["batch=4"]]',
+        f'{QUICK}, {NO_MEMORY_KILLS}, oom_fallbacks=[["batch=4"]]',
     )
     assert watched.wait() == 0
     said = [line.partition("| ")[2] for line in watched.log.splitlines() if " supervisor | " in line]
@@ -88,7 +88,8 @@ def test_want_of_memory_makes_the_batch_smaller(supervise: Supervise) -> None:
 def test_a_killed_node_is_started_again_as_it_was(supervise: Supervise) -> None:
     """`kill -9` by a person is no want of memory: the kernel's counter tells them apart."""
     watched = supervise(
-        "finish_a_round(); time.sleep(600 if life == 1 else 0)", f'{QUICK}, oom_fallbacks=[["batch=4"]]'
+        "finish_a_round(); time.sleep(600 if life == 1 else 0)",
+        f'{QUICK}, {NO_MEMORY_KILLS}, oom_fallbacks=[["batch=4"]]',
     )
     os.kill(watched.until_beating(), signal.SIGKILL)
     assert watched.wait() == 0

@@ -12,6 +12,7 @@ import msgspec
 from rollwright.envs.base import EnvironmentFailure
 from rollwright.errors import ConfigError
 from rollwright.http import HttpClient, HttpFault, Url
+from rollwright.trajectory.usage import TokenUsage, note_call
 
 _SECONDS = 120.0
 _MAX_ANSWER = 4 << 20
@@ -25,8 +26,14 @@ class _Choice(msgspec.Struct):
     message: _Message
 
 
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
+    usage: _Usage | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,11 @@ class ModelOpponent:
         if response.status != 200:
             raise EnvironmentFailure(f"opponent {self.base_url}: status {response.status}")
         try:
-            return msgspec.json.decode(response.body, type=_Completion).choices[0].message.content or ""
+            said = msgspec.json.decode(response.body, type=_Completion)
+            used = said.usage or _Usage()
+            note_call(
+                self.model, TokenUsage(1, used.prompt_tokens, 0, used.completion_tokens), agent="opponent"
+            )
+            return said.choices[0].message.content or ""
         except (msgspec.MsgspecError, IndexError) as error:
             raise EnvironmentFailure(f"opponent {self.base_url}: not a completion: {error}") from error

@@ -1,7 +1,8 @@
 """Adapter for TextArena's games, for one player or against opponents.
 
-The policy plays one seat. Opponents are a fixed player: random among the moves that the game lists, a function, or a model
-behind an OpenAI-compatible address. Their moves are part of the environment: they are not recorded as turns and not trained.
+The policy plays one seat. Opponents are random among the moves that the game lists, a function, a model behind an
+OpenAI-compatible address, or a policy of the run: the one that is trained itself, or a frozen one of `policies`. Their moves
+are part of the environment: they are not recorded as turns and not trained.
 The reward is the seat's own, at the end of the game. Each game runs in its own process, and a copy of it is exact.
 """
 
@@ -12,7 +13,7 @@ from typing import Any, Self
 
 from rollwright import rng
 from rollwright.envs.adapters.opponents import ModelOpponent
-from rollwright.envs.base import EnvironmentFailure, Info, PromptTemplates, Reset, Step
+from rollwright.envs.base import EnvironmentFailure, Info, OpponentPlayer, PromptTemplates, Reset, Step
 from rollwright.envs.foreign import PROGRAMS, ForeignEnv, ForeignPackage, ForeignReply
 from rollwright.errors import ConfigError
 from rollwright.registry import import_object
@@ -53,7 +54,8 @@ class TextArena(ForeignEnv):
     ) -> None:
         """`seat`: the policy's, from 0 on, or `alternate` (by the level). `players`: how many play; unset, the fewest that the
         game allows. `opponent`: who plays the other seats: `random`, `module:name` of a function that takes what its seat has
-        seen and returns a move, or `{base_url, model}` of a served model. `options` are passed to the game."""
+        seen and returns a move, `{base_url, model}` of a served model, `policy` for the policy that is trained itself, or
+        `{policy: NAME}` for one of `policies`. `options` are passed to the game."""
         said = PACKAGE.describe({"game": game, "players": players, "options": options})
         self._players: int = said["players"]
         super().__init__(PACKAGE, {"game": game, "players": self._players, "options": options})
@@ -65,9 +67,14 @@ class TextArena(ForeignEnv):
             raise ConfigError(f"seat must be alternate or 0 to {self._players - 1}, got {seat!r}")
         if self._players > 1 and opponent is None:
             raise ConfigError(
-                f"{game} has {self._players} players; give opponent: random, module:name, or {{base_url, model}}"
+                f"{game} has {self._players} players; give opponent: random, module:name, policy, {{policy: NAME}} or "
+                "{base_url, model}"
             )
-        self._opponent = None if opponent is None else _load_opponent(opponent)
+        self._opponent_policy = _policy_name(opponent)
+        self._opponent = None
+        if opponent is not None and self._opponent_policy is None:
+            self._opponent = _load_opponent(opponent)
+        self._policies: OpponentPlayer | None = None
         self._chosen_seat = seat
         self._max_steps = max_steps
         self._format_penalty = format_penalty
@@ -77,6 +84,9 @@ class TextArena(ForeignEnv):
         self._moves = 0
         self._seen: dict[int, str] = {}
         self._latest = ""
+
+    def use_opponents(self, play: OpponentPlayer) -> None:
+        self._policies = play
 
     @property
     def instruction(self) -> str:
@@ -141,6 +151,8 @@ class TextArena(ForeignEnv):
 
     async def _opponent_move(self, seat: int, latest: str) -> str:
         self._moves += 1
+        if self._opponent_policy is not None:
+            return await self._policy_move(seat)
         if self._opponent is None:
             return _random_move(self._seen[seat], latest, (self._seed, seat, self._moves))
         move = self._opponent(self._seen[seat])
@@ -149,6 +161,26 @@ class TextArena(ForeignEnv):
         if not isinstance(move, str):
             raise EnvironmentFailure(f"the opponent returned a {type(move).__name__}; accepted: a text")
         return move
+
+    async def _policy_move(self, seat: int) -> str:
+        assert self._opponent_policy is not None
+        if self._policies is None:
+            raise EnvironmentFailure("opponent: a policy of the run plays only in a run's episodes")
+        prompts = [("system", PROMPTS.system), ("user", self._seen[seat])]
+        return _THOUGHT.sub("", await self._policies(self._opponent_policy, seat, prompts))
+
+
+def _policy_name(opponent: str | Mapping[str, Any] | None) -> str | None:
+    """The policy of the run that plays the other seats, empty for the trained one; `None`: none does."""
+    if opponent == "policy":
+        return ""
+    if isinstance(opponent, Mapping) and "policy" in opponent:
+        if len(opponent) > 1 or not isinstance(opponent["policy"], str):
+            raise ConfigError(
+                f"opponent: {dict(opponent)} names a policy and more; accepted: {{policy: NAME}}"
+            )
+        return opponent["policy"]
+    return None
 
 
 def _random_move(seen: str, latest: str, key: tuple[int, int, int]) -> str:

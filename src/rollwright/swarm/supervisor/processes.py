@@ -34,6 +34,9 @@ _KILL_ROUNDS = 50
 _KILL_PAUSE = 0.1
 """Seconds for the kernel to take a killed process away."""
 
+_VMSTAT = Path("/proc/vmstat")
+"""Linux's counters; psutil does not have the one of the OOM killer."""
+
 _SUSPENDED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
@@ -131,34 +134,13 @@ def processes_of(life: str) -> list[int]:
     return [state.pid for state in _running() if _has_mark(state.pid, life)]
 
 
-def memory_kills(root: Path = Path("/")) -> int | None:
-    """Processes of this process's control group that the kernel's OOM killer has killed; `None`: the system does not tell.
-
-    Without control groups, those of the whole machine: a neighbour's may then be taken for the node's. `root`: where `/proc`
-    and `/sys` are.
-    """
-    for file in (*_group_counters(root), root / "proc/vmstat"):
-        with suppress(OSError, ValueError):
-            for line in file.read_text(encoding="utf-8").splitlines():
-                name, _, value = line.partition(" ")
-                if name == "oom_kill":
-                    return int(value)
-    return None
-
-
-def _group_counters(root: Path) -> Iterator[Path]:
-    """Files that may count the OOM kills of this process's control group, in both versions of control groups."""
+def memory_kills() -> int | None:
+    """Processes that the kernel's OOM killer has killed since boot; `None`: the system does not tell."""
     try:
-        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        lines = _VMSTAT.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return
-    for group in groups:
-        _, controllers, path = group.split(":", 2)
-        place = path.strip("/")
-        if not controllers:
-            yield root / "sys/fs/cgroup" / place / "memory.events.local"
-        elif "memory" in controllers.split(","):
-            yield root / "sys/fs/cgroup/memory" / place / "memory.oom_control"
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
 
 
 def _kill_until_none(find: Callable[[], list[int]]) -> int:

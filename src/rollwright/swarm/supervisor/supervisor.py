@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -72,6 +72,9 @@ class Supervision:
     stop_seconds: float = STOP_SECONDS
     look_seconds: float = LOOK_SECONDS
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    count_memory_kills: Callable[[], int | None] = memory_kills
+    """Counts the kernel's OOM kills. The kernel counts those of the whole machine: if another process is killed for want of
+    memory at the same time, a node that was killed by a person is taken for one that was, too."""
 
 
 class Supervisor:
@@ -159,7 +162,7 @@ class Supervisor:
     def _run_once(self) -> ProcessExit:
         """Run one process of the node to its end, and leave none of its descendants behind."""
         words = [*self._what.command, *self._fallback()]
-        kills_before = memory_kills()
+        kills_before = self._what.count_memory_kills()
         began = time.monotonic()
         self._last_words = ""
         tree = ProcessTree(words, self._what.environment)
@@ -193,7 +196,7 @@ class Supervisor:
         rounds = max(0, self._rounds_done() - self._rounds)
         self._rounds += rounds
         if judged is None:
-            kills = memory_kills()
+            kills = self._what.count_memory_kills()
             by_kernel = kills is None or kills_before is None or kills > kills_before
             judged = classify_exit(tree.process.returncode, rounds, killed_for_memory=by_kernel)
             code = tree.process.returncode
