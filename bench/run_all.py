@@ -24,6 +24,7 @@ BENCHMARKS = (
     "rendering",
     "gateway",
     "trainer",
+    "trainer_ranks",
     "prefixes",
     "async_training",
     "tree",

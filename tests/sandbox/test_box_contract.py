@@ -200,7 +200,7 @@ async def test_files_go_in_and_come_out(tried: Tried, tmp_path: Path) -> None:
     await box.get("/copied/run.sh", tmp_path / "one.sh")
     assert (tmp_path / "one.sh").read_text().endswith("ran\n")
     for path, why in (("/none", "o such file"), ("/copied", "is not a file"), ("relative", "absolute")):
-        with pytest.raises(BoxError, match="" if tried.name == "podman" else why):
+        with pytest.raises(BoxError, match=None if tried.name == "podman" else why):
             await box.get(path)
 
 

@@ -19,6 +19,7 @@ from rollwright.rollout.filters import build_filters
 from rollwright.run.build import SettingsTable, build_curriculum
 from rollwright.run.build_draws import check_task_sampler
 from rollwright.run.build_teams import build_run_policy, check_policies
+from rollwright.run.costs import check_prices
 
 _HINTS = (
     (("HTTP 401", "HTTP 403"), "check the key: policy.api_key_env names the variable that holds it"),
@@ -53,6 +54,7 @@ def check_config(config: RunConfig, *, ray: str | None = None) -> None:
     `ray`: address of the cluster that the run would use.
     """
     check_tags(config)
+    check_prices(config)
     SettingsTable(config)
     build_curriculum(config)
     check_task_sampler(config)

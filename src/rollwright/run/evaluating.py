@@ -23,7 +23,7 @@ from rollwright.evaluation.settings import EvaluationConfig
 from rollwright.rollout.accounting import same_cause
 from rollwright.run.build import SettingsTable
 from rollwright.run.build_tasks import TagTasks, open_tag_tasks, record_fingerprints
-from rollwright.run.costs import CostLedger, agent_models, used_by
+from rollwright.run.costs import CostLedger, agent_models, check_prices, used_by
 from rollwright.run.evaluation_order import apply_order, check_difficulty, write_order
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.playing import RunObserver, play_run
@@ -88,6 +88,7 @@ def settle_evaluation(config: RunConfig) -> RunConfig:
         "temperature": temperature,
     }
     settled = record_fingerprints(build(content, source="evaluation"))
+    check_prices(settled)
     if settings.difficulty:
         check_difficulty(settings.difficulty, _TaskNames(settled, None).tasks)
     return settled
