@@ -103,7 +103,7 @@ def say_end(summary: Mapping[str, Any], path: Path, screen: Console, command: st
     """Print why a run has ended before its work was done, and how it goes on."""
     if summary.get("stopped") is not None:
         screen.print(
-            f"[yellow]stopped:[/] {summary['stopped']}; give more and go on with `rollwright resume {path} budget.…=…`",
+            f"[yellow]stopped:[/] {summary['stopped']}; raise the limit and resume with `rollwright resume {path} budget.…=…`",
             soft_wrap=True,
             highlight=False,
         )

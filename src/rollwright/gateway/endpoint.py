@@ -347,7 +347,7 @@ async def _tell(
 
 
 def _note_headers(asked: ModelRequest) -> list[tuple[bytes, bytes]]:
-    """What was passed over, for whoever looks at the response."""
+    """Headers that name the options which were ignored."""
     return [(b"x-rollwright-note", each.encode("ascii", "replace")) for each in asked.notes]
 
 

@@ -126,7 +126,7 @@ class GroupBook:
         members that it will get, before filters judge it, or when it is dropped. `levels`: groups in the stream; one that is dropped is then not replaced by another. `None`:
         no end.
 
-        `first`: the index that the stream goes on with, `forgotten`: what became of the groups before it. With
+        `first`: index of the first group, `forgotten`: ledger of the groups before it. With
         `keep_accounts`, groups can be forgotten, see `forget`."""
         self.ledger = Ledger()
         if forgotten is not None:

@@ -4,7 +4,7 @@ Always true:
 - A rollout is counted once, when it ends: all turns that were paid for, in whichever attempt and process, its judges' calls,
   and those of agents beside the episode. Turns that a later attempt took from the journal were paid once and count once.
   Judges of whole groups are counted when the group is ranked.
-- `costs.jsonl` of the run's folder has a line for each counted rollout, so that a resumed run goes on with the same sums.
+- `costs.jsonl` of the run's folder has a line for each counted rollout, so that a resumed run continues with the same sums.
   Lines may lag behind the log of trajectories in a crash; `restore` counts those from the log.
 - Nothing is opened once the budget is reached, so it is exceeded by no more than what was in flight. A group is opened only
   if those in flight and its own rollouts are expected to fit, with two standard deviations to spare. With a budget, no

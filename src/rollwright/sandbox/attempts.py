@@ -1,6 +1,6 @@
 """The boxes of one attempt: found by whatever runs in the attempt's task, and ended with it.
 
-Always true: the attempt's own box is started when somebody first asks for it, once, whoever asks; concurrent callers wait
+Always true: the attempt's own box is started once, when it is first requested; concurrent callers wait
 for the same box. After `release`, which does not await, no box can be started any more.
 """
 

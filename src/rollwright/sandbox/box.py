@@ -129,7 +129,7 @@ NO_NEEDS = BoxNeeds()
 
 
 class BoxLabel(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose a box is. Boxes are found by this, and never by a name that others could use."""
+    """The owner of a box. Boxes are found by it, and never by a name that others could use."""
 
     rollout_id: str = ""
     attempt_id: str = ""

@@ -219,7 +219,7 @@ class KubernetesBackend:
             ) from None
 
     async def _reap(self) -> None:
-        """Deletes pods of this package that have ended, or never ran, whoever started them."""
+        """Deletes pods of this package that have ended, or never ran, of all processes."""
         while True:
             with suppress(BoxError):
                 cluster = await self.cluster()

@@ -1,4 +1,4 @@
-"""Publish own groups: content for whoever fetches it, and a signed manifest to all peers.
+"""Publish own groups: content that peers can fetch, and a signed manifest to all peers.
 
 Invariant: a group is announced only if an honest peer would accept it. Groups with equal rewards, groups that cannot be
 replayed from their actions, and groups whose scorer was killed stay here.

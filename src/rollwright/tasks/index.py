@@ -79,7 +79,7 @@ class TextFile:
         begin, line_number = self._table[place], self._table[place + 1]
         end = self._table[place + _COLUMNS] if number + 1 < len(self) else self._header.size
         # `pread` moves no shared position, so threads need no lock; the descriptor is per thread only because closing
-        # it belongs to whoever opened it.
+        # it belongs to the process that opened it.
         descriptor = getattr(self._local, "descriptor", None)
         if descriptor is None:
             descriptor = self._local.descriptor = _Descriptor(self._path)

@@ -127,7 +127,7 @@ class ForeignForkServer:
         self._expected: dict[str, asyncio.Future[_Connected]] = {}
         self._words: deque[str] = deque(maxlen=_KEPT_LINES)
         self._changing = asyncio.Lock()
-        """Held by whoever starts the server again, because it first has to be gone."""
+        """Held while the server is restarted, because the old process has to end first."""
         self._started: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._listener: asyncio.Server | None = None
@@ -170,7 +170,7 @@ class ForeignForkServer:
         """One user less; behind the last one the server ends."""
         self._users -= 1
         if not self._users:
-            # Forgotten before it ends: whoever comes meanwhile gets another server.
+            # Removed from the table before it ends, so that callers in the meantime get another server.
             of_loop = _servers.get(asyncio.get_running_loop(), {})
             if of_loop.get(self._package) is self:
                 del of_loop[self._package]

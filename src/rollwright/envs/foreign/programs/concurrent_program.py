@@ -27,7 +27,7 @@ _MAX_LINE = 64 << 20
 """Bytes of one message: a conversation with its tools."""
 
 _CLOSE_SECONDS = 5.0
-"""For the end of operations and of the object; whoever waits for the process waits no longer."""
+"""For the end of operations and of the object; the client does not wait for the process any longer."""
 
 Describe = Callable[[BaseException], dict[str, Any]]
 
