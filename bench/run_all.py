@@ -33,6 +33,7 @@ BENCHMARKS = (
     "orchestra",
     "tools",
     "boxes",
+    "foreign",
     "cli_agents",
     "cli_startup",
     "startup",

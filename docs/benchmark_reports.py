@@ -427,6 +427,32 @@ def _cli_agents(figures: Figures) -> list[str]:
     return [table(("what", "CPU, ms"), rows), "", verdict]
 
 
+FOREIGN = """\
+Rollouts per second of one of verifiers' environments: by its own runner and by the tag `verifiers:`, four turns each, against
+the same simulated server, which answers at once, with verifiers in the same interpreter. The native runner's harness is a loop
+in its process, the lightest that its contract allows; the shipped `null` harness starts a program for each answer and is
+measured beside it with few at a time. CPU is that of all processes of an arm, without the server. Arms take turns; medians."""
+
+
+def _foreign(figures: Figures) -> list[str]:
+    rows = [
+        (
+            each["arm"],
+            str(each["concurrent"]),
+            f"{each['rollouts_per_second']:.1f}",
+            f"{each['cpu_ms_per_rollout']:.1f}",
+        )
+        for each in figures["figures"]
+    ]
+    promised, times = figures["promised_times"], figures["times"]
+    kept = ", ".join(f"{name} {value:.1f}" for name, value in times.items())
+    return [
+        table(("arm", "at a time", "rollouts per second", "CPU ms per rollout"), rows),
+        "",
+        f"Promised: {promised:g} times the native runner's rollouts per second; measured: {kept} times.",
+    ]
+
+
 def _cli_startup(figures: Figures) -> list[str]:
     limit, medians = figures["limit"], figures["cpu_seconds"]
     peer = medians["vf-eval --help"]
@@ -537,6 +563,7 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "tree_prefix": (TREE_PREFIX, _tree_prefix),
     "tree_prefix_vllm": (TREE_PREFIX_VLLM, _tree_prefix_vllm),
     "boxes": (BOXES, _boxes),
+    "foreign": (FOREIGN, _foreign),
     "cli_agents": (CLI_AGENTS, _cli_agents),
     "cli_startup": (CLI_STARTUP, _cli_startup),
     "startup": (STARTUP, _startup),

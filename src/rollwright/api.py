@@ -22,7 +22,8 @@ from rollwright.run import given
 from rollwright.run.checks import check_config
 from rollwright.run.evaluating import evaluate_run, settle_evaluation
 from rollwright.run.folder import RunFolder, RunReader
-from rollwright.run.training import MODEL, train_run
+from rollwright.run.training import MODEL
+from rollwright.run.training_job import train_run
 from rollwright.trajectory import Trajectory
 
 Result = TypeVar("Result")

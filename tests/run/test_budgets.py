@@ -15,7 +15,7 @@ from rollwright.run.costs import BudgetReached, CostBook, price_of
 from rollwright.run.evaluating import evaluate_run, settle_evaluation
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.playing import play_run
-from rollwright.run.training import train_run
+from rollwright.run.training_job import train_run
 from rollwright.trajectory import OutsideCall, StopReason, TokenUsage, Trajectory, Turn
 
 PRICES = {"simulated": {"prompt": 1.0, "completion": 4.0}}

@@ -18,7 +18,7 @@ import pytest
 
 from rollwright.sandbox.backends import check_backend, make_backend
 from rollwright.sandbox.box import Box, BoxBackend, BoxError, BoxLabel, BoxMount, BoxSpec, Network
-from rollwright.sandbox.building import add_folder
+from rollwright.sandbox.building import add_folder, engine_environment
 from rollwright.sandbox.leases import STATE_VARIABLE, list_records
 from rollwright.simulation.e2b_server import SimulatedE2B
 from rollwright.simulation.kubernetes_server import SimulatedCluster
@@ -82,14 +82,18 @@ async def tried(
     assert await check_backend(backend) == ""
     spec = BoxSpec(memory_mb=256, image=IMAGE) if service is not None else BoxSpec(memory_mb=256)
     if name == "podman":
-        await asyncio.to_thread(add_folder, own, root_files, "small")
+        image = await asyncio.to_thread(add_folder, own, root_files, "small")
         spec = spec.replace(image="small")
+        given = f"localhost/rollwright/{image.digest[:24]}"
     try:
         yield Tried(name, backend, spec, options, service)
     finally:
         await backend.aclose()
         if service is not None:
             await service.close()
+        if name == "podman":
+            words, place = ["podman", "rmi", "--force", given], engine_environment(own)
+            await asyncio.to_thread(subprocess.run, words, capture_output=True, env=place)
 
 
 async def until(is_true: Callable[[], bool]) -> None:

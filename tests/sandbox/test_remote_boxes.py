@@ -118,13 +118,13 @@ async def test_remote_boxes_are_listed_and_take_no_room_on_this_machine(
     assert cluster.pods[box.id].labels[BOX_LABEL] == box.id
 
 
-def test_only_boxes_elsewhere_are_free_of_this_machines_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_boxes_elsewhere_are_free_of_this_machines_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollwright.sandbox.pool.may_start", lambda **_: False)
     kinds = {name: make_backend(name) for name in SANDBOXES.kinds}
     free = set()
     for name, backend in kinds.items():
         pool = BoxPool(backend)
-        pool._backend = backend
+        await pool.backend()
         free |= {name} if pool._has_room(SPEC) else set()
     assert free == {"kubernetes", "e2b"}
 

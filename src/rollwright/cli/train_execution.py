@@ -34,7 +34,8 @@ from rollwright.run.model_choice import load_settled
 from rollwright.run.playing import RunObserver
 from rollwright.run.recovery import resumed_settings
 from rollwright.run.reference_scores import validation_baselines
-from rollwright.run.training import TrainingRun, is_trained, train_run
+from rollwright.run.training import TrainingRun
+from rollwright.run.training_job import is_trained, train_run
 
 
 class TrainingScreen(RunObserver):

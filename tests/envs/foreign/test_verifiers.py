@@ -24,7 +24,7 @@ from rollwright.rollout.settings import LimitsConfig
 from rollwright.rollout.whole_episode import WholeEpisodeStrategy
 from rollwright.simulation.engine import SimulatedEngine
 from rollwright.simulation.players import Choice
-from rollwright.simulation.script import ScriptedPlayer
+from rollwright.simulation.script import ScriptedPlayer, read_script
 from rollwright.trajectory import Trajectory, check
 
 pytestmark = pytest.mark.foreign
@@ -53,7 +53,11 @@ ENGINE = SimulatedEngine(tokens_per_second=1e9, player=RulePlayer())
 
 
 async def play_in(
-    env: Verifiers, level: int, gateway: Gateway | None = None, step_timeout: float = 600.0
+    env: Verifiers,
+    level: int,
+    gateway: Gateway | None = None,
+    step_timeout: float = 600.0,
+    engine: SimulatedEngine = ENGINE,
 ) -> Trajectory:
     """Plays a level as a worker does: session, gateway, strategy."""
     settings = EpisodeSettings(
@@ -68,9 +72,9 @@ async def play_in(
     )
     episode = Episode("V", level, "val", f"g{level}", level, 0, 0)
     session = new_session(
-        episode, ENGINE, settings, env, rollout_id=f"ro-{level}", attempt_id="at", gateway=gateway
+        episode, engine, settings, env, rollout_id=f"ro-{level}", attempt_id="at", gateway=gateway
     )
-    return check(await play_episode(session, env, settings, ENGINE, lambda: env))
+    return check(await play_episode(session, env, settings, engine, lambda: env))
 
 
 async def play(
@@ -269,6 +273,22 @@ async def test_an_error_in_one_episode_ends_no_other_in_its_process() -> None:
     assert played[1].reward == 1.0
     await bad.close()
     await good.close()
+
+
+@pytest.mark.parametrize("way", ["direct", "gateway"])
+async def test_tools_of_its_servers_are_called_and_the_conversation_is_one_sequence(way: str) -> None:
+    script = [
+        {"call": {"name": "calc_add", "arguments": {"a": 5, "b": 7}}},
+        {"say": "it is {result}"},
+    ]
+    engine = SimulatedEngine(tokens_per_second=1e9, player=read_script(list(script)))
+    env, gateway = make(f"verifiers:{SETS / 'vf_tools.py'}", way=way), Gateway()
+    played = await play_in(env, 0, gateway, engine=engine)
+    await env.close()
+    await gateway.close()
+    assert played.reward == 1.0
+    assert [turn.extends for turn in played.turns] == [None, 0]
+    assert [each.role for each in played.conversation] == ["user", "assistant", "tool", "assistant"]
 
 
 async def test_tasks_that_rewrite_answers_are_played_through_the_gateway() -> None:

@@ -5,16 +5,24 @@ the provider is the run that plays the episode: `PlayingServer` gives each rollo
 over one pool of connections.
 """
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from pydantic._internal import _fields
 from verifiers.v1.clients import EvalClientConfig
 from verifiers.v1.clients.eval import EvalClient
 from verifiers.v1.interception import InterceptionServer
 from verifiers.v1.session import RolloutSession
+
+if hasattr(_fields, "takes_validated_data_argument"):
+    # pydantic looks at the signature of a default factory each time it is called, which is half of what verifiers' record of a
+    # turn costs; the answer for one factory is always the same.
+    known = functools.lru_cache(maxsize=4096)(_fields.takes_validated_data_argument)
+    _fields.takes_validated_data_argument = known  # type: ignore[assignment]
 
 MODEL = "policy"
 
@@ -72,13 +80,12 @@ class PlayingServer(InterceptionServer):
         playing = PLAYING.get()
         if session.ctx.client != playing.client():  # a seat with a provider of its own, such as a judge
             return super().register(session)
-        self.clients[session.ctx.client.model_dump_json()] = EpisodeClient(
-            playing, agent_name(session), self.pool
-        )
+        key = session.ctx.client.model_dump_json()
+        self.clients[key] = EpisodeClient(playing, agent_name(session), self.pool)
         try:
             return super().register(session)
         finally:
-            self.clients.clear()
+            del self.clients[key]  # the next episode has an address of its own
 
 
 def agent_name(session: RolloutSession) -> str:
