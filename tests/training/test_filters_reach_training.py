@@ -27,9 +27,9 @@ from rollwright.training.rows import Row, build_rows
 from rollwright.trajectory import Trajectory
 
 Make = Callable[..., Trajectory]
-BY_TOKEN = "reinforce_plus_plus_tokens"
-"""Its statistics are over trained tokens, as verl's are, so what is masked changes them: test_token_advantages.py."""
-ALL = [pytest.param(make_advantage(name), id=name) for name in ADVANTAGES.kinds if name != BY_TOKEN]
+BY_TOKEN = ("reinforce_plus_plus_tokens", "gae")
+"""Their statistics are over trained tokens, as verl's are, so what is masked changes them: test_token_advantages.py."""
+ALL = [pytest.param(make_advantage(name), id=name) for name in ADVANTAGES.kinds if name not in BY_TOKEN]
 VIEWS: Any = ["paths", "turns"]
 
 
@@ -130,6 +130,22 @@ def test_a_soft_penalty_is_added_to_the_last_turns_advantage(
     before, after = advantage([group])[0], advantage([[group[0], judged, group[2]]])[0]
     assert (after[0], after[2]) == (before[0], before[2])
     assert after[1] == pytest.approx([before[1][0], before[1][1] - 0.25])
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_filters_reach_advantages_over_tokens(view: Any, group: list[Trajectory]) -> None:
+    """Without whitening each trajectory stands alone: what is out is as if it had not been played, a penalty is added."""
+    advantage = make_advantage("gae", whiten=False)
+    out = Filter(VoidTurn(), Action.STOP, baseline=False)
+    masked = judge([out], with_outcome(group[1], 1), Catches()).trajectory
+    groups, without = [[group[0], masked, group[2]]], [[group[0], group[2]]]
+    assert build_rows(groups, advantage, view=view) == build_rows(without, advantage, view=view)
+    late = Filter(Overlong(OverlongConfig(kind="overlong", limit=1, slack=1, cost=0.25)), Action.PENALISE)
+    judged = judge([late], group[1], Catches()).trajectory
+    before: Any = advantage([group])[0]
+    after: Any = advantage([[group[0], judged, group[2]]])[0]
+    assert (after[0], after[2], after[1][0]) == (before[0], before[2], before[1][0])
+    assert after[1][1] == pytest.approx([each - 0.25 for each in before[1][1]])
 
 
 def test_a_counted_member_is_trained_as_if_nobody_had_looked(group: list[Trajectory]) -> None:
