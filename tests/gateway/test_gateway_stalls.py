@@ -16,7 +16,8 @@ from rollwright.engines.base import Sampling
 from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.gateway import Gateway
 from rollwright.gateway.chat_completions import ChatCompletions
-from rollwright.gateway.endpoint import MAX_BODY, MAX_MARKS, MAX_MESSAGES, MAX_TOOLS
+from rollwright.gateway.endpoint import MAX_BODY, MAX_MARKS
+from rollwright.gateway.requests import MAX_MESSAGES, MAX_TOOLS
 from rollwright.gateway.service import GatewayService, ServiceSettings
 from rollwright.run.gc_tuning import short_collections
 from rollwright.simulation.engine import SimulatedEngine

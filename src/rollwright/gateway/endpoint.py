@@ -10,13 +10,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol, TypeVar
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import unquote
 
 import msgspec
 
-from rollwright.engines.base import LONGEST_TOKEN, encoded_tools
 from rollwright.errors import FormatError
 from rollwright.gateway.anthropic_messages import AnthropicMessages
 from rollwright.gateway.chat_completions import ChatCompletions
@@ -33,6 +31,15 @@ from rollwright.gateway.gemini import (
 from rollwright.gateway.legacy_completions import LegacyCompletions
 from rollwright.gateway.recorder import PASSING, Given, RolloutRecorder, error_of, refusal_of
 from rollwright.gateway.registry import RolloutRegistry
+from rollwright.gateway.requests import (
+    LONGEST_MODEL,
+    NamedRequest,
+    RequestHead,
+    check_limits,
+    check_room,
+    name_request,
+    read_head,
+)
 from rollwright.gateway.responses import Responses
 from rollwright.gateway.retries import ModelCall
 from rollwright.gateway.types import ApiFormat, ModelReply, ModelRequest, decode
@@ -64,12 +71,6 @@ _COUNTS: dict[tuple[str, ...], ApiFormat] = {
 _PLAIN = _APIS["chat", "completions"]
 """Format of errors if the path names no API."""
 
-_LONGEST_KEY = 64
-"""Significant bytes of an idempotency key; clients send UUIDs."""
-
-MAX_MESSAGES, MAX_TOOLS = 10_000, 1_000
-"""Limits of one request. A message costs about 10 µs before the engine sees it; hosted APIs accept 128 tools."""
-
 MAX_MARKS = 400_000
 """Commas and opening brackets in one request, those in its texts included: a million tokens of code have about
 250,000. Were all of them values, they would be decoded within 50 ms."""
@@ -78,25 +79,10 @@ _FEW_BYTES, _FEW_MARKS = 256 * 1024, 5_000
 """Bytes and marks up to which a request is decoded in the event loop, within a millisecond: long texts are copied, and only
 values take time. A request of Claude Code has about 80 KB and 1,500 marks."""
 
-MAX_STOPS, LONGEST_STOP, LONGEST_MODEL = 100, 1_000, 1_000
-"""Stop texts, the characters of one, and those of the model's name. The hosted APIs take four stop texts, and an answer
-is searched for each; the name is told back with each event of a stream."""
-
 _JSON = b"application/json"
 
 _encode = msgspec.json.Encoder().encode
 _log = logging.getLogger(__name__)
-
-
-class RequestHead(NamedTuple):
-    """The headers that matter."""
-
-    key: bytes | None
-    length: int
-    marked: bool
-    """Whether the client marks the request as a retry."""
-    idempotency_key: bytes | None
-    agent: str
 
 
 class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -163,7 +149,7 @@ class GatewayApp:
         api = _PLAIN if served is None else served.api
         body = Body(receive, self._max_body, self._memory)
         try:
-            await self.route(scope, path, _head(scope["headers"], query), body, receive, send)
+            await self.route(scope, path, read_head(scope["headers"], query), body, receive, send)
         except HttpRefusal as refusal:
             message = " ".join(str(refusal).splitlines())
             last = body.unread or refusal.status == 401
@@ -287,7 +273,7 @@ class GatewayApp:
         self,
         rollout: RolloutRecorder,
         api: ApiFormat,
-        named: "NamedRequest",
+        named: NamedRequest,
         head: RequestHead,
         receive: Receive,
         send: Send,
@@ -374,60 +360,6 @@ def _end_request(body: bytes) -> EndRequest:
     return request
 
 
-class NamedRequest(NamedTuple):
-    """A parsed request with its digest and lengths; computed in a thread if the body is large."""
-
-    asked: ModelRequest
-    name: bytes
-    """Digest of the request; equal for a repeated one."""
-    shown: int
-    """Characters that are part of every prompt of this request."""
-    length: int
-    """Characters of all texts; which of them are in the prompt depends on the model's chat template."""
-
-
-def name_request(api: ApiFormat, body: bytes, idempotency_key: bytes | None = None) -> NamedRequest:
-    """Parses a body."""
-    key = (idempotency_key or b"")[:_LONGEST_KEY]
-    asked = api.read(body)
-    tools = len(encoded_tools(asked.tools)) if asked.tools else 0
-    beside = tools + len(asked.instructions)
-    return NamedRequest(
-        asked,
-        blake2b(body, digest_size=16, key=key).digest(),
-        shown=beside + sum([len(each.content) for each in asked.messages]),
-        length=beside + sum([each.length for each in asked.messages]),
-    )
-
-
-def check_limits(asked: ModelRequest) -> None:
-    """Refuses requests above the limits."""
-    stops = asked.wishes.stop
-    for what, found, most in (
-        ("messages", len(asked.messages), MAX_MESSAGES),
-        ("tools", len(asked.tools), MAX_TOOLS),
-        ("stop texts", len(stops), MAX_STOPS),
-        ("characters of the model's name", len(asked.model), LONGEST_MODEL),
-        ("characters of a stop text", max(map(len, stops)) if stops else 0, LONGEST_STOP),
-    ):
-        if found > most:
-            raise HttpRefusal(413, "too_large", f"{what}: {found:,} are more than the {most:,} accepted")
-
-
-def check_room(rollout: RolloutRecorder, named: NamedRequest, agent: str) -> None:
-    """Refuses a conversation that is too long by its characters alone: tokenizing it would delay other calls of its
-    rollout."""
-    room, count, length = rollout.session.sequence_length, len(named.asked.messages), named.length
-    most = rollout.session.most_characters(agent)
-    if count > room or named.shown > most or length > max(most, room * LONGEST_TOKEN):
-        rollout.out_of_room = True
-        raise HttpRefusal(
-            400,
-            "context_length_exceeded",
-            f"{count:,} messages of {length:,} characters do not fit: sequence_length is {room}",
-        )
-
-
 def _tail(path: tuple[str, ...]) -> tuple[str, ...]:
     """The path after `/rollouts/ID/v1`. Some SDKs add another `v1`, so any number of versions is accepted."""
     tail = path[2:]
@@ -463,31 +395,6 @@ def _not_served(method: str, path: tuple[str, ...]) -> HttpRefusal:
     return HttpRefusal(
         404, "not_served", f"{method} {'/'.join(('', *path))[:80]} is not served; a rollout's are: {known}"
     )
-
-
-def _head(headers: list[tuple[bytes, bytes]], query: bytes) -> RequestHead:
-    key, length, marked, idempotency_key, agent = _query_key(query), 0, False, None, "agent"
-    for name, value in headers:
-        if name == b"authorization":
-            scheme, _, given = value.partition(b" ")
-            key = given.strip() if scheme.lower() == b"bearer" else key
-        elif name in (b"x-api-key", b"x-goog-api-key"):
-            key = value.strip()
-        elif name == b"content-length":
-            length = int(value)
-        elif name == b"x-stainless-retry-count":
-            marked = value.strip() not in (b"", b"0")
-        elif name == b"idempotency-key":
-            idempotency_key = value.strip() or None
-        elif name == b"x-rollwright-agent":
-            agent = value.decode("latin-1").strip() or agent
-    return RequestHead(key, length, marked, idempotency_key, agent)
-
-
-def _query_key(query: bytes) -> bytes | None:
-    """The key in an address, where some clients of Gemini's API put it."""
-    given = next((each[4:] for each in query.split(b"&") if each.startswith(b"key=")), b"")
-    return unquote_to_bytes(given) or None
 
 
 async def send_json(send: Send, answer: Any) -> None:

@@ -13,9 +13,10 @@ from urllib.parse import unquote
 
 import msgspec
 
-from rollwright.gateway.endpoint import Administration, GatewayApp, RequestHead, Scope, Send, send_json
+from rollwright.gateway.endpoint import Administration, GatewayApp, Scope, Send, send_json
 from rollwright.gateway.recorder import OVER
 from rollwright.gateway.registry import RolloutRegistry
+from rollwright.gateway.requests import RequestHead
 from rollwright.http.client import HttpClient
 from rollwright.http.connection import HttpFault, HttpResponse
 from rollwright.http.url import Url

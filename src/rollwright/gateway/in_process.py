@@ -5,8 +5,8 @@ import asyncio
 import msgspec
 
 from rollwright.gateway.chat_completions import ChatCompletions
-from rollwright.gateway.endpoint import check_limits, check_room, name_request
 from rollwright.gateway.recorder import RolloutRecorder, error_of, refusal_of
+from rollwright.gateway.requests import check_limits, check_room, name_request
 from rollwright.store.http.errors import HttpRefusal
 
 _API = ChatCompletions()

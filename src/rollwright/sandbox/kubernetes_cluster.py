@@ -1,5 +1,6 @@
 """A connection to a Kubernetes cluster through the PyPI client `kubernetes-asyncio`, whose failures are one line each."""
 
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -45,6 +46,8 @@ class Cluster:
                 config.load_incluster_config(client_configuration=configuration)
                 return cls(configuration, namespace or own)
             file = kubeconfig or None
+            # It warns of a file that is missing; the error below says the same.
+            logging.getLogger("kubernetes_asyncio.config").setLevel(logging.ERROR)
             await config.load_kube_config(
                 config_file=file, context=context or None, client_configuration=configuration
             )

@@ -38,6 +38,7 @@ from rollwright.training.ranks.sharding import full, like
 from rollwright.training.report import Skip, StepReport, batch_figures, silent_share
 from rollwright.training.rows import Row
 from rollwright.training.settings import TrainerSettings as TrainerSettings
+from rollwright.training.update_figures import skip_advice, staleness, update_figures
 from rollwright.trajectory import MIN_TEMPERATURE, Floats, TokenIds, floats
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Trainer:
             "silent_groups": silent_share(rows),
             "rows": len(packed),
             "tokens": sum(len(row.targets) for row in packed),
-            "staleness": _staleness(packed, self.version),
+            "staleness": staleness(packed, self.version),
         }
         may_idle = self.settings.loss.only_advantages and self.settings.critic is None
         idle = sum(not row.advantages.any() for row in packed) if may_idle else 0
@@ -114,7 +115,7 @@ class Trainer:
             return self._skip(Skip.NO_ADVANTAGE if packed else Skip.EMPTY, known, began)
         self._check_ids(packed)
         tallies, norms, why = self._updates(packed)
-        known |= {"rows_without_gradient": idle, "updates": len(norms), **_figures(tallies, norms)}
+        known |= {"rows_without_gradient": idle, "updates": len(norms), **update_figures(tallies, norms)}
         known["value_explained"] = explained_variance(packed)
         if why is not None:
             return self._skip(why, known, began)
@@ -269,7 +270,7 @@ class Trainer:
         if why in (Skip.NOT_FINITE, Skip.LOGPROB_GAP):
             self._skips_in_a_row += 1
             if self._skips_in_a_row >= self.settings.max_skips_in_a_row:
-                raise TrainingStopped(_advice(why, report, self._skips_in_a_row))
+                raise TrainingStopped(skip_advice(why, report, self._skips_in_a_row))
         return report
 
     def _report(self, known: Mapping[str, Any], began: float, skipped: Skip | None = None) -> StepReport:
@@ -466,55 +467,6 @@ def _optimizer(
 
 def _chosen(values: Sequence[Tensor] | None, places: Sequence[int]) -> list[Tensor] | None:
     return None if values is None else [values[place] for place in places]
-
-
-def _staleness(packed: Sequence[PackedRow], version: int) -> dict[int, int]:
-    if not packed:
-        return {}
-    ages, counts = torch.unique(version - torch.cat([row.versions for row in packed]), return_counts=True)
-    return dict(zip(ages.tolist(), counts.tolist(), strict=True))
-
-
-def _figures(tallies: Sequence[TokenTally], norms: Sequence[float]) -> dict[str, Any]:
-    """The fields of a report that concern the updates."""
-    tokens = sum(tally.tokens for tally in tallies)
-    computed, padded = sum(tally.computed for tally in tallies), sum(tally.padded for tally in tallies)
-
-    def mean(name: str) -> float:
-        return sum(tally.sums.get(name, 0.0) for tally in tallies) / max(tokens, 1)
-
-    first = tallies[0]
-    return {
-        "loss": sum(tally.loss for tally in tallies) / len(tallies),
-        "entropy": mean("entropy"),
-        "ratio": mean("ratio"),
-        "ratio_max": max(tally.ratio_max for tally in tallies),
-        "clip_share": mean("clipped"),
-        "divergence": mean("divergence") if "divergence" in first.sums else None,
-        "value_loss": mean("value_loss") if "value_loss" in first.sums else None,
-        "value_clip_share": mean("value_clipped") if "value_clipped" in first.sums else None,
-        "gap": first.mean("gap"),
-        "gap_max": first.gap_max,
-        "gap_k3": first.mean("gap_k3"),
-        "grad_norm": sum(norms) / len(norms) if norms else 0.0,
-        "computed_tokens": computed,
-        "shared_tokens": sum(tally.shared for tally in tallies),
-        "padding_share": 1 - computed / padded if padded else 0.0,
-        "micro_batches": sum(tally.micro_batches for tally in tallies),
-        "rank_imbalance": sum(tally.imbalance for tally in tallies) / len(tallies),
-    }
-
-
-def _advice(why: Skip, report: StepReport, times: int) -> str:
-    if why is Skip.NOT_FINITE:
-        return (
-            f"{why}, {times} steps in a row, after version {report.version}; "
-            "set learning_rate or max_grad_norm lower, or use float32"
-        )
-    return (
-        f"{why} of {report.gap:.3g} nats, {times} steps in a row, after version {report.version}; "
-        "give engine and trainer the same weights, temperature and tokenizer, top_p 1, or set max_logprob_gap higher"
-    )
 
 
 _NEVER_ZERO = 1e-6
