@@ -1,4 +1,4 @@
-"""Levels that teach are played again (F67). Pure: no environment, no event loop."""
+"""Levels that teach are played again (F66). Pure: no environment, no event loop."""
 
 from collections import Counter
 from random import Random
