@@ -24,6 +24,7 @@ from rollwright.engines.factory import build_policy
 from rollwright.engines.settings import SimulatedPolicyConfig
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.models.tiny import tiny_llama, tiny_tokenizer
+from rollwright.rollout.cli_agents.recipe import CliRecipe
 from rollwright.run.build_swarm import open_transport, swarm_of
 from rollwright.run.evaluating import evaluate_run, settle_evaluation
 from rollwright.run.folder import RunFolder
@@ -264,6 +265,9 @@ async def asks(task: Any, session: Any) -> dict[str, int]:
     return {"n": 1}
 
 
+RECIPE = CliRecipe("silent", None, ("true",))
+
+
 class Grader:
     """A judge's policy."""
 
@@ -294,6 +298,11 @@ async def play_tasks(folder: Path) -> None:
     }
     with suppress(RollwrightError):  # where no backend of boxes runs, its attempts fail
         await play(games(custom_envs=terminal, limits=limits, **shown))
+
+    cli = {"cli": "every_key_flows:RECIPE", "timeout": 20}
+    in_box = {"T": {**tasks, "agent": cli, "box": {}, "rewards": REWARDS[:1]}}
+    with suppress(RollwrightError):  # it asks nothing, which is a failure; without boxes, its attempts fail
+        await play(games(custom_envs=in_box, limits=limits, **shown))
 
 
 async def make_policies(folder: Path) -> None:

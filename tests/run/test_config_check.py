@@ -117,9 +117,9 @@ def test_a_run_loads_its_model_once(
     loads: list[str] = []
     load = torch_policies.load_policy
 
-    def counted(model: str, *more: Any, **settings: Any) -> Any:
-        loads.append(model)
-        return load(model, *more, **settings)
+    def counted(settings: Any, *more: Any, **named: Any) -> Any:
+        loads.append(settings.model)
+        return load(settings, *more, **named)
 
     monkeypatch.setattr(torch_policies, "load_policy", counted)
     done = CliRunner().invoke(app, words)

@@ -303,7 +303,11 @@ async def test_a_box_with_the_key_of_another_rollout_cannot_use_it(tried: Tried)
         request = f"POST {target} HTTP/1.1\\r\\n{key}Content-Length: 0\\r\\n\\r\\n"
         for given in (request, own + request):  # also behind a request of its own
             seen = (await box.run(send.format(port=port, request=given))).stdout
-            assert "403 Forbidden" in seen, (target, seen[:200])
+            # Behind a request of its own the gateway may have answered and ended the connection before the refusal.
+            assert "403 Forbidden" in seen or (given != request and "POST /rollouts/mine" in seen), (
+                target,
+                seen[:200],
+            )
             assert "other" not in seen
     server.close()
 

@@ -22,6 +22,8 @@ GATEWAY_PORT, PROXY_PORT = 9119, 9118
 _BLOCK = 64 * 1024
 _MAX_HEAD = 64 * 1024
 _CONNECT_SECONDS = 20.0
+_LONGEST_HEAD = 1 << 17
+"""Bytes that are held until a request's head has ended; the head itself is at most half of that."""
 _REFUSED = b"HTTP/1.1 %s\r\nContent-Type: text/plain\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s"
 
 
@@ -91,15 +93,19 @@ class _RequestPaths:
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
         self._path = b""
+        self.in_head = False
+        """Whether the head of a request has begun and not ended."""
         self.has_refused = False
 
     def on_message_begin(self) -> None:
         self._path = b""
+        self.in_head = True
 
     def on_url(self, part: bytes) -> None:
         self._path += part
 
     def on_headers_complete(self) -> None:
+        self.in_head = False
         segments = self._path.partition(b"?")[0].split(b"/")
         self.has_refused |= not self._path.startswith(self._prefix) or b".." in segments
 
@@ -107,23 +113,29 @@ class _RequestPaths:
 async def _pump_requests(
     reader: asyncio.StreamReader, to: asyncio.StreamWriter, back: asyncio.StreamWriter, prefix: bytes
 ) -> None:
-    """Copies requests as long as all of them are below the prefix; the first other one ends the connection."""
+    """Copies requests as long as all of them are below the prefix; the first other one ends the connection. Nothing is copied
+    that ends within a head: a server might act on the first line alone."""
     paths = _RequestPaths(prefix)
     parser = httptools.HttpRequestParser(paths)
+    held = b""
     with suppress(ConnectionError):
         while block := await reader.read(_BLOCK):
+            held += block
             try:
                 parser.feed_data(block)
             except httptools.HttpParserError:
                 paths.has_refused = True
-            if paths.has_refused:
+            if paths.has_refused or (paths.in_head and len(held) > _LONGEST_HEAD):
                 text = b"this box reaches the gateway of its own rollout alone"
-                back.write(_REFUSED % (b"403 Forbidden", len(text), text))
-                await back.drain()
+                with suppress(RuntimeError):  # the gateway may have ended the answers already
+                    back.write(_REFUSED % (b"403 Forbidden", len(text), text))
+                    await back.drain()
                 to.close()
                 return
-            to.write(block)
-            await to.drain()
+            if not paths.in_head:
+                to.write(held)
+                held = b""
+                await to.drain()
         to.write_eof()
 
 
