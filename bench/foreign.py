@@ -5,8 +5,8 @@
 Every arm is a process that plays the same four-turn episodes, 256 at a time, against the same simulated engine, which answers
 at once; both sides run verifiers in the same interpreter. Arms take turns, and the median over the repeats counts. Rollouts
 that fail, or end with another reward, leave no figure. The native runner's harness is a loop in its process, the lightest that
-its contract allows; the shipped `null` harness starts a program for each answer and is measured beside it at 8 at a time,
-because 256 such programs do not fit on a small machine.
+its contract allows; the shipped `null` harness starts a program for each answer, and 256 such programs do not fit on a small
+machine.
 """
 
 import asyncio
@@ -32,14 +32,13 @@ from rollwright.simulation.server_process import simulated_server
 HERE = Path(__file__).resolve().parent
 TASKSET = HERE / "foreign_taskset.py"
 TURNS = 4
-CONCURRENT, FEW = 256, 8
+CONCURRENT = 256
 TIMES = 3.0
 """What is promised: so many times the native runner's rollouts per second."""
 
 CELL_SECONDS = 300
-NATIVE, SHIPPED, DIRECT, GATEWAY = (
+NATIVE, DIRECT, GATEWAY = (
     "verifiers, harness in process",
-    "verifiers, shipped null harness",
     "rollwright, direct",
     "rollwright, gateway",
 )
@@ -60,7 +59,6 @@ ARMS = (
     Arm(NATIVE, "foreign_native.py", "foreign_harness", CONCURRENT, 512, 2),
     Arm(DIRECT, "foreign_rollwright.py", "direct", CONCURRENT, 1024, 2),
     Arm(GATEWAY, "foreign_rollwright.py", "gateway", CONCURRENT, 512, 2),
-    Arm(SHIPPED, "foreign_native.py", "null", FEW, 8, 1),
 )
 
 

@@ -430,8 +430,8 @@ def _cli_agents(figures: Figures) -> list[str]:
 FOREIGN = """\
 Rollouts per second of one of verifiers' environments: by its own runner and by the tag `verifiers:`, four turns each, against
 the same simulated server, which answers at once, with verifiers in the same interpreter. The native runner's harness is a loop
-in its process, the lightest that its contract allows; the shipped `null` harness starts a program for each answer and is
-measured beside it with few at a time. CPU is that of all processes of an arm, without the server. Arms take turns; medians."""
+in its process, the lightest that its contract allows; the shipped `null` harness starts a program for each answer, and 256
+of those do not fit on this machine. CPU is that of all processes of an arm, without the server. Arms take turns; medians."""
 
 
 def _foreign(figures: Figures) -> list[str]:
