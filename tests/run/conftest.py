@@ -22,7 +22,7 @@ from rollwright.store.opening import open_store
 from rollwright.store.records import Attempt, CompletionEntry, Event, RolloutStatus
 from rollwright.trajectory import Trajectory
 
-sys.path.insert(0, str(Path(__file__).parent))  # for `damaging`
+sys.path.insert(0, str(Path(__file__).parent))  # for `damaging` and `box_leftovers`
 
 PATIENCE = 60.0
 """Seconds after which something that was waited for will not come any more, on however slow a machine."""

@@ -15,17 +15,17 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from box_leftovers import leftovers
 
 from rollwright.agents.tool_agent import ToolAgent
-from rollwright.config import build
+from rollwright.config import build, load
 from rollwright.engines.base import Generation, Prompt, Sampling
 from rollwright.engines.rendering.bytes import BytesRenderer
 from rollwright.errors import ConfigError
 from rollwright.run.fleet import SHORT_LIFE
 from rollwright.run.run import Run
-from rollwright.sandbox import cgroups
 from rollwright.sandbox.backends import check_backend, make_backend
-from rollwright.sandbox.leases import STATE_VARIABLE, boxes_folder, id_prefix, list_records
+from rollwright.sandbox.leases import STATE_VARIABLE, list_records
 from rollwright.store.invariants import complaints
 from rollwright.store.opening import open_store
 from rollwright.tools import Toolbox
@@ -59,6 +59,9 @@ async def in_box(task, box):
 '''
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "boxes" / "config.yaml"
+
+
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "boxes-state"
@@ -76,18 +79,6 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         pytest.skip(f"bubblewrap does not run here: {why}")
     yield folder
     assert leftovers(folder) == []
-
-
-def leftovers(state: Path) -> list[str]:
-    """Everything on this machine that belongs to boxes of this state folder."""
-    found = [f"folder {each.name}" for each in boxes_folder(state).glob("*")]
-    found += [f"group {each}" for each in cgroups.all_groups() if each.startswith(id_prefix(state))]
-    mounts = Path("/proc/mounts").read_text().splitlines()
-    found += [f"mount {line}" for line in mounts if str(state) in line]
-    for process in psutil.process_iter(["cmdline"]):
-        if str(boxes_folder(state)) in " ".join(process.info["cmdline"] or ()):
-            found.append(f"process {process.pid}")
-    return found
 
 
 def settings_of(folder: Path, rows: int = 16, **custom: Any) -> dict[str, Any]:
@@ -291,3 +282,11 @@ def test_no_box_is_left_when_workers_and_run_are_killed(tmp_path: Path, state: P
 @pytest.mark.boxes
 def test_no_box_of_200_rollouts_is_left_when_workers_and_run_are_killed(tmp_path: Path, state: Path) -> None:
     kill_at_random(tmp_path, state, 200, seed=2)
+
+
+async def test_the_example_works_in_its_boxes_and_leaves_none(state: Path) -> None:
+    async with Run(load(EXAMPLE)) as run:
+        played = (await run.get_batch()).trajectories
+    assert {each.reward for each in played} <= {0.0, 1.0}
+    assert all(each.returned is not None for each in played)
+    assert leftovers(state) == []

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from box_leftovers import leftovers
 from typer.testing import CliRunner
 
 from rollwright.cli.main import app
@@ -25,10 +26,9 @@ from rollwright.rollout.cli_agents.installing import Installation, install, is_i
 from rollwright.rollout.cli_agents.recipe import CliRecipe, Packages, fill
 from rollwright.run.checks import check_config
 from rollwright.run.run import Run
-from rollwright.sandbox import cgroups
 from rollwright.sandbox.backends import check_backend, make_backend
 from rollwright.sandbox.box import BoxMount, BoxNeeds, BoxSpec, Network
-from rollwright.sandbox.leases import STATE_VARIABLE, boxes_folder, id_prefix
+from rollwright.sandbox.leases import STATE_VARIABLE
 from rollwright.trajectory import Trajectory, samples
 
 SCRIPT = r"""
@@ -105,18 +105,6 @@ def boxes() -> None:
 
     if why := asyncio.run(check()):
         pytest.skip(f"bubblewrap does not run here: {why}")
-
-
-def leftovers(state: Path) -> list[str]:
-    """Everything on this machine that belongs to boxes of this state folder."""
-    found = [f"folder {each.name}" for each in boxes_folder(state).glob("*")]
-    found += [f"group {each}" for each in cgroups.all_groups() if each.startswith(id_prefix(state))]
-    mounts = Path("/proc/mounts").read_text().splitlines()
-    found += [f"mount {line}" for line in mounts if str(state) in line]
-    for process in psutil.process_iter(["cmdline"]):
-        if str(boxes_folder(state)) in " ".join(process.info["cmdline"] or ()):
-            found.append(f"process {process.pid}")
-    return found
 
 
 def make_task(folder: Path, *, toml: str = "", steps: tuple[str, ...] = ()) -> Path:
