@@ -27,11 +27,13 @@ from pydantic_core import PydanticUndefined
 from rollwright.config import RunConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import agent_reports
 import benchmark_reports
 import box_table
 import plug_points
 import public_api
 import training_reports
+import tree_reports
 import walk_lines
 from markdown_tables import table
 
@@ -180,7 +182,12 @@ is generated from those files by `make docs`. A promise that is not kept says so
 """
 
 
-REPORTS = {**benchmark_reports.REPORTS, **training_reports.REPORTS}
+REPORTS = {
+    **benchmark_reports.REPORTS,
+    **tree_reports.REPORTS,
+    **agent_reports.REPORTS,
+    **training_reports.REPORTS,
+}
 
 
 def benchmarks(results: Path = RESULTS) -> str:
