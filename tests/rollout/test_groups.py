@@ -10,7 +10,7 @@ from rollwright.errors import ConfigError
 from rollwright.rollout import Fate, Group, GroupBook, GroupRules
 from rollwright.rollout.accounting import MAX_REASONS, Ledger
 from rollwright.rollout.filters import Action, Filter, ZeroVariance, group_filter
-from rollwright.rollout.groups import Decision
+from rollwright.rollout.groups import Decision, Draw
 from rollwright.trajectory import Outcome, Trajectory, Turn, VersionRun, floats, token_ids
 
 
@@ -290,3 +290,26 @@ def test_a_users_own_group_filter_is_found_by_its_path() -> None:
     with pytest.raises(ConfigError, match="is a str, not a function"):
         group_filter("rollwright:__version__")
     assert group_filter("rollwright.trajectory:leaves") is not None
+
+
+def test_the_supply_counts_what_is_ready_and_what_open_groups_will_give() -> None:
+    """By a count that is kept: groups that are completed, dropped and settled as delivered leave it."""
+    sizes = [4, 2, 6]
+    rules = GroupRules(group_size=4)
+    groups = GroupBook(
+        rules,
+        ["A"],
+        run_seed=1,
+        mode="train",
+        prefix="run.train",
+        draw=lambda tag, index: Draw(tag, index, sizes[index]),
+    )
+    whole, dropped, delivered = (opened(groups.open_group()) for _ in sizes)
+    assert groups.supply == 12
+    finish_all(groups, whole)
+    assert (groups.ready, groups.supply) == (4, 12)
+    for rollout_id in list(dropped):
+        groups.grow_stale(rollout_id)
+    assert groups.supply == 10
+    groups.settle_as_delivered(delivered[0].rpartition("-m")[0])
+    assert groups.supply == groups.ready == 4

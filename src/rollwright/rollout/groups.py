@@ -148,6 +148,8 @@ class GroupBook:
         self._next_index = first
         self._open: dict[str, Group] = {}
         """Groups that are not complete, by id."""
+        self._expected = 0
+        """Sum of their sizes; kept, because it is asked for with each group that is opened."""
         self._home: dict[str, tuple[Group, int]] = {}
         """Group and member of each running rollout."""
         self._complete: deque[Group] = deque()
@@ -176,7 +178,7 @@ class GroupBook:
     @property
     def supply(self) -> int:
         """Trajectories that can be handed out now, or once the open groups are complete."""
-        return self._ready + sum([each.size for each in self._open.values()])
+        return self._ready + self._expected
 
     @property
     def next_index(self) -> int:
@@ -228,6 +230,7 @@ class GroupBook:
         draw = self._draw(self._slot_tags[index % len(self._slot_tags)], index)
         group = Group(f"{self._prefix}-g{index}", index, draw.tag, draw.level, draw.members)
         self._open[group.group_id] = group
+        self._expected += group.size
         wanted = group.size + self._rules.redundancy
         return Decision(enqueue=[self._open_member(group) for _ in range(wanted)])
 
@@ -320,7 +323,8 @@ class GroupBook:
     ) -> None:
         """Counts a group as delivered that was handed out before a restart. `fates`: of its members, as far as they are known;
         without any, as many members as its size count as delivered. `caught`: by filters, in it."""
-        group = self._open.pop(group_id)
+        group = self._open[group_id]
+        self._remove(group)
         while len(group.running) < len(fates):  # some had taken the places of members that failed
             self._open_member(group)
         missing = group.size if not fates else 0
@@ -393,7 +397,7 @@ class GroupBook:
             return self._drop(group, Fate.FILTERED, dropped)
         group.finished = dict(zip(sorted(group.finished), members, strict=True))
         cancel = self._cancel_running(group, NOT_NEEDED)
-        del self._open[group.group_id]
+        self._remove(group)
         self._complete.append(group)
         self._ready += len(group.finished)
         self.dropped_in_a_row = 0
@@ -427,7 +431,7 @@ class GroupBook:
         self._move(group, Fate.WAITING, fate, reason, count=len(group.finished))
         why = f"its group was dropped: {reason}"
         cancel = self._cancel_running(group, why)
-        del self._open[group.group_id]
+        self._remove(group)
         self._close(group)
         self.dropped_in_a_row += 1
         return Decision(cancel=cancel, why=why, dropped=group)
@@ -442,6 +446,11 @@ class GroupBook:
     def _move(self, group: Group, old: Fate, new: Fate, reason: str | None = None, count: int = 1) -> None:
         self.ledger.move(old, new, reason, count)
         group.account.move(old, new, reason, count)
+
+    def _remove(self, group: Group) -> None:
+        """Takes a group out of those that are not complete."""
+        del self._open[group.group_id]
+        self._expected -= group.size
 
     def _caught(self, group: Group, catches: Catches) -> None:
         self.ledger.catches.add_all(catches)
