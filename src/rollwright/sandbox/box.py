@@ -9,6 +9,7 @@ Always true of every backend:
 What a backend cannot do is in its `features`, and asking for it raises a `BoxError` that names the backends that can.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -161,6 +162,59 @@ class CommandResult(msgspec.Struct, frozen=True):
         return self.exit_code == 0 and not self.is_late
 
 
+class BoxCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """One command to be run in a box."""
+
+    command: str | list[str]
+    """Words, or a text for the box's shell."""
+    seconds: float | None = None
+    """Time limit; unset: that of the box."""
+    user: str | None = None
+    """Unset, here and below: the box's own."""
+    environment: Mapping[str, str] = {}
+    """Added to the box's own."""
+    workdir: str | None = None
+    stdin: bytes = b""
+    max_output: int = 1 << 20
+    """Bytes that are kept of the output, and as many of the errors."""
+
+    def __post_init__(self) -> None:
+        words = [self.command] if isinstance(self.command, str) else self.command
+        if not words or not all(isinstance(each, str) and "\0" not in each for each in words):
+            raise BoxError("a command is a text or a list of words, without NUL characters")
+
+
+class RunsCommands(Protocol):
+    """Base of all boxes: `run`, in front of what a backend does with the command."""
+
+    async def run(
+        self,
+        command: str | list[str],
+        *,
+        seconds: float | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        workdir: str | None = None,
+        stdin: bytes = b"",
+        max_output: int = 1 << 20,
+    ) -> CommandResult:
+        """Runs a command to its end; a text is given to `bash -c`, or to `sh -c` where there is no bash."""
+        return await self.execute(
+            BoxCommand(
+                command=command,
+                seconds=seconds,
+                user=user,
+                environment=environment or {},
+                workdir=workdir,
+                stdin=stdin,
+                max_output=max_output,
+            )
+        )
+
+    @abstractmethod
+    async def execute(self, command: BoxCommand) -> CommandResult: ...
+
+
 class Feature(StrEnum):
     """What not every backend can do."""
 
@@ -188,7 +242,7 @@ class Snapshot(Protocol):
     async def delete(self) -> None: ...
 
 
-class Box(Protocol):
+class Box(RunsCommands, Protocol):
     """One running box. Commands may run at the same time."""
 
     @property
@@ -203,20 +257,6 @@ class Box(Protocol):
     @property
     def gateway_url(self) -> str:
         """Address of the gateway inside the box, without a path; empty: it has none."""
-        ...
-
-    async def run(
-        self,
-        command: str | list[str],
-        *,
-        seconds: float | None = None,
-        user: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        workdir: str | None = None,
-        stdin: bytes = b"",
-        max_output: int = 1 << 20,
-    ) -> CommandResult:
-        """Runs a command to its end; a text is given to `bash -c`, or to `sh -c` where there is no bash."""
         ...
 
     async def put(self, source: bytes | Path, path: str) -> None:

@@ -15,13 +15,23 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from rollwright.sandbox import cgroups
-from rollwright.sandbox.box import HOST_IMAGE, BoxError, BoxLabel, BoxSpec, CommandResult, Feature, Network
+from rollwright.sandbox.box import (
+    HOST_IMAGE,
+    BoxCommand,
+    BoxError,
+    BoxLabel,
+    BoxSpec,
+    CommandResult,
+    Feature,
+    Network,
+    RunsCommands,
+)
 from rollwright.sandbox.holder_client import HolderCall, HolderLine, HolderPool, own_process
 from rollwright.sandbox.images import UnpackedImage, unpacked
 from rollwright.sandbox.leases import BoxRecord, boot_id, boxes_folder, new_box_id, state_folder
@@ -167,7 +177,7 @@ class BubblewrapSnapshot:
         await self._backend.holders.end(self._line)
 
 
-class BubblewrapBox:
+class BubblewrapBox(RunsCommands):
     """One box of bubblewrap."""
 
     def __init__(
@@ -195,23 +205,13 @@ class BubblewrapBox:
     def has_ended(self) -> bool:
         return self._line.has_ended
 
-    async def run(
-        self,
-        command: str | list[str],
-        *,
-        seconds: float | None = None,
-        user: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        workdir: str | None = None,
-        stdin: bytes = b"",
-        max_output: int = 1 << 20,
-    ) -> CommandResult:
+    async def execute(self, command: BoxCommand) -> CommandResult:
         began = time.monotonic()
-        output, errors = OutputPipe(max_output), OutputPipe(max_output)
-        files = [_input_file(stdin)]
+        output, errors = OutputPipe(command.max_output), OutputPipe(command.max_output)
+        files = [_input_file(command.stdin)]
         try:
             files += [await output.open(), await errors.open()]
-            call = await self.begin(command, files, user=user, environment=environment, workdir=workdir)
+            call = await self.begin(command, files)
         except BaseException:
             output.close()
             errors.close()
@@ -222,7 +222,7 @@ class BubblewrapBox:
         is_late = False
         try:
             try:
-                async with asyncio.timeout(seconds or self.spec.seconds):
+                async with asyncio.timeout(command.seconds or self.spec.seconds):
                     done, _ = await call.result()
             except TimeoutError:
                 is_late = True
@@ -241,24 +241,14 @@ class BubblewrapBox:
         dropped = output.dropped + errors.dropped
         return CommandResult(done.exit_code, *texts, is_late, dropped, time.monotonic() - began)
 
-    async def begin(
-        self,
-        command: str | list[str],
-        files: Sequence[int],
-        *,
-        user: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        workdir: str | None = None,
-    ) -> HolderCall:
+    async def begin(self, command: BoxCommand, files: Sequence[int]) -> HolderCall:
         """Starts a command whose input, output and errors are the given files, which the caller closes."""
-        words = ("", command) if isinstance(command, str) else tuple(command)
-        if not words or not all(isinstance(each, str) and "\0" not in each for each in words):
-            raise BoxError("a command is a text or a list of words, without NUL characters")
+        given = command.command
         request = RunRequest(
-            words,
-            {**self._image.environment, **self._environment, **self.spec.environment, **(environment or {})},
-            workdir or self.spec.workdir or self._image.workdir or "/",
-            user or self.spec.user or self._image.user or "0",
+            ("", given) if isinstance(given, str) else tuple(given),
+            {**self._image.environment, **self._environment, **self.spec.environment, **command.environment},
+            command.workdir or self.spec.workdir or self._image.workdir or "/",
+            command.user or self.spec.user or self._image.user or "0",
         )
         return await self._line.open_call(request, files)
 

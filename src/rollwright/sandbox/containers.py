@@ -13,19 +13,20 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from rollwright.sandbox.box import (
     HOST_IMAGE,
+    BoxCommand,
     BoxError,
     BoxLabel,
     BoxSpec,
     CommandResult,
     Feature,
     Network,
+    RunsCommands,
     Snapshot,
 )
 from rollwright.sandbox.building import engine_environment, offer_image
@@ -170,7 +171,7 @@ class DockerBackend(ContainerBackend):
     name = "docker"
 
 
-class ContainerBox:
+class ContainerBox(RunsCommands):
     """One container as a box."""
 
     def __init__(self, backend: ContainerBackend, line: HolderLine, spec: BoxSpec, gateway: str) -> None:
@@ -190,33 +191,23 @@ class ContainerBox:
     def has_ended(self) -> bool:
         return self._line.has_ended
 
-    async def run(
-        self,
-        command: str | list[str],
-        *,
-        seconds: float | None = None,
-        user: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        workdir: str | None = None,
-        stdin: bytes = b"",
-        max_output: int = 1 << 20,
-    ) -> CommandResult:
+    async def execute(self, command: BoxCommand) -> CommandResult:
         if self.has_ended:
             raise BoxError("the box has ended")
-        limit = seconds or self.spec.seconds
-        words = ["sh", "-c", _SHELL, command] if isinstance(command, str) else list(command)
+        limit, given = command.seconds or self.spec.seconds, command.command
+        words = ["sh", "-c", _SHELL, given] if isinstance(given, str) else given
         options = ["exec", "--interactive"]
-        for key, value in {**self._environment, **self.spec.environment, **(environment or {})}.items():
+        for key, value in {**self._environment, **self.spec.environment, **command.environment}.items():
             options += ["--env", f"{key}={value}"]
-        if chosen := user or self.spec.user:
+        if chosen := command.user or self.spec.user:
             options += ["--user", chosen]
-        if folder := workdir or self.spec.workdir:
+        if folder := command.workdir or self.spec.workdir:
             options += ["--workdir", folder]
         began = time.monotonic()
         limited = [*options, self.id, "sh", "-c", _WITH_LIMIT, f"{limit:.3f}", *words]
-        code, output, errors = await self._backend.call(limited, limit + _KILL_SECONDS, stdin)
+        code, output, errors = await self._backend.call(limited, limit + _KILL_SECONDS, command.stdin)
         taken = time.monotonic() - began
-        texts = [_bounded(each, max_output) for each in (output, errors)]
+        texts = [_bounded(each, command.max_output) for each in (output, errors)]
         is_late = code == 137 and taken >= limit
         return CommandResult(code, texts[0][0], texts[1][0], is_late, texts[0][1] + texts[1][1], taken)
 

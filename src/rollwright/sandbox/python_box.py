@@ -9,17 +9,19 @@ import asyncio
 import base64
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rollwright.sandbox.box import (
     HOST_IMAGE,
+    BoxCommand,
     BoxError,
     BoxLabel,
     BoxSpec,
     CommandResult,
     Feature,
     Network,
+    RunsCommands,
     Snapshot,
 )
 from rollwright.sandbox.client import Sandbox, SandboxError, SandboxFactory
@@ -89,7 +91,7 @@ class PythonBackend(SandboxFactory):
         self.close()
 
 
-class PythonBox:
+class PythonBox(RunsCommands):
     """One Python sandbox as a box."""
 
     gateway_url = ""
@@ -103,24 +105,14 @@ class PythonBox:
     def has_ended(self) -> bool:
         return self._sandbox.has_ended
 
-    async def run(
-        self,
-        command: str | list[str],
-        *,
-        seconds: float | None = None,
-        user: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        workdir: str | None = None,
-        stdin: bytes = b"",
-        max_output: int = 1 << 20,
-    ) -> CommandResult:
-        if user or environment or workdir:
+    async def execute(self, command: BoxCommand) -> CommandResult:
+        if command.user or command.environment or command.workdir:
             raise BoxError(
                 "box: the backend process has one user, no environment and one folder; leave them out"
             )
-        return await self._execute(_code_of(command, stdin), seconds, max_output)
+        return await self._evaluate(_code_of(command), command.seconds, command.max_output)
 
-    async def _execute(self, code: str, seconds: float | None, max_output: int) -> CommandResult:
+    async def _evaluate(self, code: str, seconds: float | None, max_output: int) -> CommandResult:
         began = time.monotonic()
         try:
             result = await self._sandbox.run(code, seconds)
@@ -138,13 +130,13 @@ class PythonBox:
                 f"import base64 as _b, os as _o\n_o.makedirs(_o.path.dirname({target!r}), exist_ok=True)\n"
                 f"with open({target!r}, 'wb') as _f: _f.write(_b.b64decode({text!r}))\n"
             )
-            result = await self._execute(code, None, 4096)
+            result = await self._evaluate(code, None, 4096)
             if not result.ok:
                 raise BoxError(f"{target}: could not be written: {result.stderr.strip().splitlines()[-1]}")
 
     async def get(self, path: str, into: Path | None = None) -> bytes:
         code = f"import base64 as _b\nwith open({path!r}, 'rb') as _f: _g = _b.b64encode(_f.read()).decode()\n_g\n"
-        result = await self._execute(code, None, _MAX_OUTPUT)
+        result = await self._evaluate(code, None, _MAX_OUTPUT)
         if not result.ok or result.dropped:
             why = result.stderr.strip().splitlines()[-1] if result.stderr else "is too large"
             raise BoxError(f"{path}: {why}")
@@ -186,10 +178,10 @@ def _write_file(content: bytes, into: Path, name: str) -> None:
     (into / name if into.is_dir() else into).write_bytes(content)
 
 
-def _code_of(command: str | list[str], stdin: bytes) -> str:
-    words = [] if isinstance(command, str) else list(command)
+def _code_of(command: BoxCommand) -> str:
+    words = [] if isinstance(command.command, str) else command.command
     if len(words) == 3 and words[0] in ("python", "python3") and words[1] == "-c":
         return words[2]
     if len(words) == 2 and words[0] in ("python", "python3") and words[1] == "-":
-        return stdin.decode(errors="replace")
+        return command.stdin.decode(errors="replace")
     raise BoxError(f"box: the backend process runs Python code only; accepted: {_COMMANDS}")

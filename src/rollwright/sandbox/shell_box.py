@@ -23,13 +23,21 @@ import secrets
 import shlex
 import tempfile
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol, Self
 
-from rollwright.sandbox.box import BoxError, BoxSpec, CommandResult, Network, Snapshot
+from rollwright.sandbox.box import (
+    BoxCommand,
+    BoxError,
+    BoxSpec,
+    CommandResult,
+    Network,
+    RunsCommands,
+    Snapshot,
+)
 from rollwright.sandbox.relay import GATEWAY_PORT, PROXY_PORT, ProxyRelay, Relay, proxy_variables
 from rollwright.sandbox.transfer import MAX_ARCHIVE, OutputPipe, read_archive, unpack_folder, write_archive
 from rollwright.sandbox.tunnel import PROGRAM, Tunnel
@@ -144,7 +152,7 @@ def kill_script(call: str) -> str:
     )
 
 
-class ShellBox(ABC):
+class ShellBox(RunsCommands):
     """A box whose service runs shells."""
 
     backend_name: str
@@ -177,36 +185,23 @@ class ShellBox(ABC):
         """Ends the box at the service."""
         ...
 
-    async def run(
-        self,
-        command: str | list[str],
-        *,
-        seconds: float | None = None,
-        user: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        workdir: str | None = None,
-        stdin: bytes = b"",
-        max_output: int = 1 << 20,
-    ) -> CommandResult:
-        words = [command] if isinstance(command, str) else command
-        if not words or not all(isinstance(each, str) and "\0" not in each for each in words):
-            raise BoxError("a command is a text or a list of words, without NUL characters")
+    async def execute(self, command: BoxCommand) -> CommandResult:
         tokens = CommandTokens.draw()
         script = command_script(
-            command,
+            command.command,
             tokens=tokens,
-            environment={**self._environment, **self.spec.environment, **(environment or {})},
-            workdir=workdir or self.spec.workdir,
-            stdin=len(stdin),
+            environment={**self._environment, **self.spec.environment, **command.environment},
+            workdir=command.workdir or self.spec.workdir,
+            stdin=len(command.stdin),
         )
         began = time.monotonic()
-        outputs = {STDOUT: OutputPipe(max_output), STDERR: OutputPipe(max_output)}
+        outputs = {each: OutputPipe(command.max_output) for each in (STDOUT, STDERR)}
         code, is_late = await self._finish(
             script,
-            user or self.spec.user,
-            stdin,
+            command.user or self.spec.user,
+            command.stdin,
             tokens,
-            seconds or self.spec.seconds,
+            command.seconds or self.spec.seconds,
             lambda channel, piece: outputs[channel].add(piece),
         )
         texts = [each.text for each in outputs.values()]

@@ -2,10 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 
-from rollwright.sandbox.box import BoxError
+from rollwright.sandbox.box import BoxCommand, BoxError
 from rollwright.sandbox.bubblewrap import BubblewrapBox
 
 STDOUT, STDERR = 1, 2
@@ -26,11 +25,8 @@ class BoxProcess:
     async def start(
         cls,
         box: BubblewrapBox,
-        command: list[str],
+        command: BoxCommand,
         *,
-        user: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        workdir: str | None = None,
         has_input: bool = True,
     ) -> "BoxProcess":
         made = cls()
@@ -38,7 +34,7 @@ class BoxProcess:
         theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
         ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
         try:
-            call = await box.begin(command, theirs, user=user, environment=environment, workdir=workdir)
+            call = await box.begin(command, theirs)
         except BaseException:
             for each in ours:
                 os.close(each)

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from rollwright.http.server import Listener, listening_socket
-from rollwright.sandbox.box import BoxError, BoxLabel, BoxSpec
+from rollwright.sandbox.box import BoxCommand, BoxError, BoxLabel, BoxSpec
 from rollwright.sandbox.bubblewrap import BubblewrapBackend, BubblewrapBox
 from rollwright.simulation.box_process import STDOUT, BoxProcess
 
@@ -206,10 +206,12 @@ class _Envd(process_connect.Process):
         try:
             process = await BoxProcess.start(
                 sandbox.box,
-                [config.cmd, *config.args],
-                user=user,
-                environment={**sandbox.environment, **config.envs},
-                workdir=config.cwd or None,
+                BoxCommand(
+                    command=[config.cmd, *config.args],
+                    user=user,
+                    environment={**sandbox.environment, **config.envs},
+                    workdir=config.cwd or None,
+                ),
                 has_input=request.stdin,
             )
         except BoxError as error:

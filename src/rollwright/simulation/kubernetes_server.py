@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from aiohttp import WSMsgType, web
 
-from rollwright.sandbox.box import BoxError, BoxLabel, BoxSpec
+from rollwright.sandbox.box import BoxCommand, BoxError, BoxLabel, BoxSpec
 from rollwright.sandbox.bubblewrap import BubblewrapBackend, BubblewrapBox
 from rollwright.simulation.box_process import BoxProcess
 
@@ -188,7 +188,9 @@ class SimulatedCluster:
             pod.box = await self._backend.start(spec, BoxLabel(worker="cluster", lease_seconds=60.0))
             for volume in pod.container.get("volumeMounts", ()):
                 await pod.box.run(f"mkdir -p -m 777 {volume['mountPath']}", user="0")
-            first = await BoxProcess.start(pod.box, pod.container["command"], has_input=False)
+            first = await BoxProcess.start(
+                pod.box, BoxCommand(command=pod.container["command"]), has_input=False
+            )
         except BoxError as error:
             pod.set_phase(
                 "Failed", {"terminated": {"exitCode": 128, "reason": "StartError"}}, message=str(error)
@@ -264,7 +266,7 @@ class SimulatedCluster:
         environment = {each["name"]: each.get("value", "") for each in pod.container.get("env", ())}
         try:
             process = await BoxProcess.start(
-                pod.box, request.query.getall("command"), environment=environment
+                pod.box, BoxCommand(command=request.query.getall("command"), environment=environment)
             )
             await self._serve(line, process)
         except BoxError as error:
