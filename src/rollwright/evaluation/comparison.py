@@ -42,11 +42,13 @@ def compare_reports(
     confidence = first["plan"]["confidence"]
 
     weights = _weights(first, second)
+    samples = _samples(first), _samples(second)
 
     def compared(keys: list[tuple[str, str]]) -> dict[str, Any]:
         found = compare_paired(
             {key: before[key] for key in keys},
             {key: after[key] for key in keys},
+            samples=samples,
             weights=weights,
             confidence=confidence,
         )
@@ -74,6 +76,16 @@ def compare_reports(
 def _scores(report: Mapping[str, Any]) -> dict[tuple[str, str], float]:
     return {
         (each["tag"], each["task"]): each["score"] for each in report["results"] if each["score"] is not None
+    }
+
+
+def _samples(report: Mapping[str, Any]) -> dict[Hashable, list[float]]:
+    """The scores of each task's samples."""
+    return {
+        (task["tag"], task["task"]): [
+            each["reward"] if each["success"] is None else each["success"] for each in task["samples"]
+        ]
+        for task in report["results"]
     }
 
 

@@ -1,20 +1,30 @@
 """What the episodes of verifiers that run in this process share: which episode a task belongs to, and the interception server.
 
 verifiers sends every model call of a rollout to its interception server, which records it and relays it to a provider. Here
-the provider is the run that plays the episode: `PlayingServer` gives each rollout a client of that episode's address and key,
-over one pool of connections.
+the provider is the run that plays the episode: `PlayingServer` gives each rollout a client of that episode. A call whose answer
+comes whole is asked without HTTP; what is streamed goes to the episode's address, over one pool of connections.
+
+A loop that plays in this process reaches the server's own handlers without a socket (`ServerTransport`): what they look at,
+refuse, rewrite and record is the same.
 """
 
+import asyncio
 import functools
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from multidict import CIMultiDict
+from pydantic import ValidationError
 from pydantic._internal import _fields
+from pydantic_core import from_json, to_json
 from verifiers.v1.clients import EvalClientConfig
 from verifiers.v1.clients.eval import EvalClient
+from verifiers.v1.dialects.chat import ChatDialect
+from verifiers.v1.errors import model_error
 from verifiers.v1.interception import InterceptionServer
 from verifiers.v1.session import RolloutSession
 
@@ -53,10 +63,35 @@ class EpisodeClient(EvalClient):
     """The endpoint of one episode; verifiers' own client would open a pool of connections for each."""
 
     def __init__(self, playing: PlayedEpisode, agent: str, pool: httpx.AsyncClient) -> None:
+        self._playing = playing
+        self._agent = agent
         self.base_url = playing.base_url
         self.api_key = playing.api_key
         self.headers: Mapping[str, str] = {AGENT_HEADER: agent}
         self.client = pool
+
+    async def get_response(
+        self,
+        dialect: Any,
+        body: dict[str, Any],
+        sampling: Any,
+        session_id: str | None = None,
+        turn: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        if not isinstance(dialect, ChatDialect):
+            return await super().get_response(dialect, body, sampling, session_id, turn, headers)
+        told = to_json(body, inf_nan_mode="null").decode()
+        answer = await self._playing.ask({"body": told, "agent": self._agent})
+        if answer["status"] != 200:
+            raise model_error(f"upstream {answer['status']}: {answer['body']}", status_code=answer["status"])
+        try:
+            raw = from_json(answer["body"])
+            response = dialect.parse_response(dialect.validate_response(raw))
+        except (ValueError, ValidationError) as error:
+            raise model_error(f"malformed answer: {error}", status_code=502) from error
+        response.raw = raw
+        return response
 
     async def close(self) -> None:
         """The pool is everybody's."""
@@ -73,6 +108,8 @@ class PlayingServer(InterceptionServer):
         timeout = httpx.Timeout(None, connect=30.0)
         self.pool = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
         self.stack.push_async_callback(self.pool.aclose)
+        self.own_pool = httpx.AsyncClient(transport=ServerTransport(self, self.pool), timeout=timeout)
+        self.stack.push_async_callback(self.own_pool.aclose)
         PlayingServer.current = self
         await super().start()
 
@@ -86,6 +123,37 @@ class PlayingServer(InterceptionServer):
             return super().register(session)
         finally:
             del self.clients[key]  # the next episode has an address of its own
+
+
+class ServerTransport(httpx.AsyncBaseTransport):
+    """Chat completions of this process go to the server's handler, and everything else over the network."""
+
+    def __init__(self, server: PlayingServer, pool: httpx.AsyncClient) -> None:
+        self._complete = server._handler_for(ChatDialect())
+        self._pool = pool
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = await request.aread()
+        if not request.url.path.endswith("/chat/completions") or json.loads(body).get("stream"):
+            return await self._pool.send(request)
+        asked = HandledRequest(request, body)
+        # A rollout that ends cancels the calls that it has left, as tasks of their own.
+        answer = await asyncio.ensure_future(self._complete(asked))
+        return httpx.Response(answer.status, content=answer.body, headers=dict(answer.headers))
+
+
+class HandledRequest(dict[Any, Any]):
+    """What the server's handler looks at of a request."""
+
+    def __init__(self, request: httpx.Request, body: bytes) -> None:
+        super().__init__()
+        self.path = request.url.path
+        self.headers: CIMultiDict[str] = CIMultiDict(request.headers.multi_items())
+        self.content_length = len(body)
+        self._read_bytes: bytes | None = body
+
+    async def read(self) -> bytes:
+        return self._read_bytes or b""
 
 
 def agent_name(session: RolloutSession) -> str:
