@@ -98,14 +98,20 @@ def table(
         for skill in skills:
             shares = [covered(*simulate(case, count, skill), skill) for case in cases]
             rows.append({"tasks": count, "skill": skill, "covered": shares})
-            print(f"| {count} | {skill} |", " | ".join(f"{100 * each:.1f}" for each in shares), "|", flush=True)
+            print(
+                f"| {count} | {skill} |", " | ".join(f"{100 * each:.1f}" for each in shares), "|", flush=True
+            )
     return rows
 
 
 def binomial(tasks: int, chance: float) -> Floats:
-    ways = [math.lgamma(tasks + 1) - math.lgamma(k + 1) - math.lgamma(tasks - k + 1) for k in range(tasks + 1)]
+    ways = [
+        math.lgamma(tasks + 1) - math.lgamma(k + 1) - math.lgamma(tasks - k + 1) for k in range(tasks + 1)
+    ]
     solved = np.arange(tasks + 1)
-    found: Floats = np.exp(np.array(ways) + solved * math.log(chance) + (tasks - solved) * math.log1p(-chance))
+    found: Floats = np.exp(
+        np.array(ways) + solved * math.log(chance) + (tasks - solved) * math.log1p(-chance)
+    )
     return found
 
 

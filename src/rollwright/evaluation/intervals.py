@@ -39,6 +39,7 @@ PRIOR_TASKS = 0.5
 
 LEAST_FREEDOM = 1.0
 
+
 @dataclass(frozen=True)
 class ConfidenceInterval:
     """A confidence interval of a mean over tasks."""

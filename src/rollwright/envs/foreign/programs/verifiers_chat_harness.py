@@ -6,12 +6,15 @@ streams and puts them together again; here an answer comes whole, because nobody
 """
 
 import argparse
+import json
 import traceback
 import types
 from contextlib import AsyncExitStack
 from typing import Any
 
+import httpx
 from openai import APIConnectionError, AsyncOpenAI
+from openai.types.chat import ChatCompletion
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.null.harness import NullHarness, NullHarnessConfig
 from verifiers.v1.harnesses.utils.launch import CHAT_PROGRAM_SOURCE
@@ -27,6 +30,10 @@ PROGRAM = types.ModuleType("verifiers_chat_program")
 exec(compile(CHAT_PROGRAM_SOURCE, PROGRAM.__name__, "exec"), PROGRAM.__dict__)  # noqa: S102 - it is verifiers' own text, which exists in no file
 
 
+_RETRIED = (408, 409, 429)
+"""What the SDK tries again, beside errors of the server."""
+
+
 async def complete(
     client: AsyncOpenAI,
     model: str,
@@ -35,12 +42,19 @@ async def complete(
     *,
     tool_choice: str | None = None,
 ) -> Any:
-    """One answer of the model, as the program's `chat` returns it."""
+    """One answer of the model, as the program's `chat` returns it. What can be tried again is left to the SDK."""
     asked: dict[str, Any] = {"model": model, "messages": messages}
     if tools:
         asked["tools"] = tools
         if tool_choice is not None:
             asked["tool_choice"] = tool_choice
+    body = json.dumps(asked).encode()
+    status, answer = await PlayingServer.current.complete(client.api_key, body)
+    if status == 200:
+        return ChatCompletion.construct(**json.loads(answer))
+    if status not in _RETRIED and status < 500:
+        response = httpx.Response(status, content=answer, request=httpx.Request("POST", client.base_url))
+        raise client._make_status_error_from_response(response)
     try:
         return await client.chat.completions.create(**asked)
     except APIConnectionError as error:
@@ -90,7 +104,7 @@ class ChatHarness(NullHarness):
         messages: list[dict[str, Any]],
         tool_interception_url: str | None,
     ) -> None:
-        pool = PlayingServer.current.own_pool
+        pool = PlayingServer.current.pool
         client = AsyncOpenAI(base_url=endpoint, api_key=secret, http_client=pool, timeout=None)
         args = argparse.Namespace(
             base_url=endpoint,

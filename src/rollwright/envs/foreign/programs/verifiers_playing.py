@@ -4,13 +4,12 @@ verifiers sends every model call of a rollout to its interception server, which 
 the provider is the run that plays the episode: `PlayingServer` gives each rollout a client of that episode. A call whose answer
 comes whole is asked without HTTP; what is streamed goes to the episode's address, over one pool of connections.
 
-A loop that plays in this process reaches the server's own handlers without a socket (`ServerTransport`): what they look at,
-refuse, rewrite and record is the same.
+A loop that plays in this process reaches the server's own handler without a socket (`PlayingServer.complete`): what it looks
+at, refuses, rewrites and records is the same.
 """
 
 import asyncio
 import functools
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -108,10 +107,15 @@ class PlayingServer(InterceptionServer):
         timeout = httpx.Timeout(None, connect=30.0)
         self.pool = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
         self.stack.push_async_callback(self.pool.aclose)
-        self.own_pool = httpx.AsyncClient(transport=ServerTransport(self, self.pool), timeout=timeout)
-        self.stack.push_async_callback(self.own_pool.aclose)
+        self._complete = self._handler_for(ChatDialect())
         PlayingServer.current = self
         await super().start()
+
+    async def complete(self, secret: str, body: bytes) -> tuple[int, bytes]:
+        """Answers a chat completion of the rollout with this secret: HTTP status and body."""
+        # A rollout that ends cancels the calls that it has left, so each is a task of its own.
+        answer = await asyncio.ensure_future(self._complete(HandledRequest(secret, body)))
+        return answer.status, answer.body
 
     def register(self, session: RolloutSession) -> tuple[str, str]:
         playing = PLAYING.get()
@@ -125,30 +129,14 @@ class PlayingServer(InterceptionServer):
             del self.clients[key]  # the next episode has an address of its own
 
 
-class ServerTransport(httpx.AsyncBaseTransport):
-    """Chat completions of this process go to the server's handler, and everything else over the network."""
-
-    def __init__(self, server: PlayingServer, pool: httpx.AsyncClient) -> None:
-        self._complete = server._handler_for(ChatDialect())
-        self._pool = pool
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        body = await request.aread()
-        if not request.url.path.endswith("/chat/completions") or json.loads(body).get("stream"):
-            return await self._pool.send(request)
-        asked = HandledRequest(request, body)
-        # A rollout that ends cancels the calls that it has left, as tasks of their own.
-        answer = await asyncio.ensure_future(self._complete(asked))
-        return httpx.Response(answer.status, content=answer.body, headers=dict(answer.headers))
-
-
 class HandledRequest(dict[Any, Any]):
     """What the server's handler looks at of a request."""
 
-    def __init__(self, request: httpx.Request, body: bytes) -> None:
+    path = "/v1/chat/completions"
+
+    def __init__(self, secret: str, body: bytes) -> None:
         super().__init__()
-        self.path = request.url.path
-        self.headers: CIMultiDict[str] = CIMultiDict(request.headers.multi_items())
+        self.headers: CIMultiDict[str] = CIMultiDict(authorization=f"Bearer {secret}")
         self.content_length = len(body)
         self._read_bytes: bytes | None = body
 
