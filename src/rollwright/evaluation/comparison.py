@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from rollwright.errors import RollwrightError
+from rollwright.evaluation.charts import difference_chart
 from rollwright.evaluation.pages import Table, html_table, interval, markdown_table, page, share, title
 from rollwright.evaluation.statistics import PairedComparison, compare_paired
 
@@ -216,5 +217,8 @@ def _signed(value: float, metric: str) -> str:
 
 def comparison_html(comparison: Mapping[str, Any]) -> str:
     lines = "".join(f"<li>{escape(each[2:])}</li>" for each in notes(comparison))
-    body = f"<h1>Comparison</h1><p>{escape(verdict(comparison))}</p><ul>{lines}</ul>{html_table(comparison_table(comparison))}"
+    rows = [("all", comparison["overall"]), *comparison["tags"].items()]
+    chart = difference_chart(rows[1:] if len(comparison["tags"]) == 1 else rows)
+    table = html_table(comparison_table(comparison))
+    body = f"<h1>Comparison</h1><p>{escape(verdict(comparison))}</p><ul>{lines}</ul>{chart}{table}"
     return page("Comparison", body)
