@@ -4,133 +4,167 @@ import math
 from collections.abc import Sequence
 from random import Random
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from rollwright.evaluation.intervals import (
-    ShareTest,
-    TaskValues,
-    bootstrap,
-    closed_form,
-    task_values,
-)
+from rollwright.evaluation.intervals import TaskValues, bootstrap, closed_form, task_values
 from rollwright.evaluation.sequential import StoppingPlan
+from rollwright.evaluation.share_test import ShareTest, bootstrap_level
 from rollwright.evaluation.strata import EarlierResult, TaskOrder, make_order
 
 EVALUATIONS = 2000
-CONFIDENCE = 0.95
+LEVEL = 0.05
+Counts = NDArray[np.int64]
 
 
-def task_counts(random: Random, tasks: int, skill: float, correlation: float) -> list[tuple[int, int]]:
-    """One simulated evaluation: tasks of different difficulty (a beta distribution around the skill; `correlation` of two
-    samples of a task), and between 1 and 16 samples of each."""
-    found = []
-    for _ in range(tasks):
-        chance = skill
-        if correlation:
-            strength = (1 - correlation) / correlation
-            chance = random.betavariate(skill * strength, (1 - skill) * strength)
-        samples = random.randint(1, 16)
-        found.append((sum(random.random() < chance for _ in range(samples)), samples))
-    return found
+def simulate(
+    tasks: int,
+    skill: float,
+    correlation: float,
+    *,
+    kinds: bool = False,
+    samples: Sequence[int] = tuple(range(1, 17)),
+    evaluations: int = EVALUATIONS,
+) -> tuple[Counts, Counts]:
+    """Solved samples and samples of each task, a row for each simulated evaluation: tasks of different difficulty (a beta
+    distribution around the skill, or `kinds`: easy ones and hard ones; `correlation` of two samples of a task), and between 1 and
+    16 samples of each."""
+    random = np.random.default_rng([tasks, round(1000 * skill), round(1000 * correlation), kinds, *samples])
+    shape = evaluations, tasks
+    chances = np.full(shape, skill)
+    if kinds:
+        low, high = skill * (1 - correlation**0.5), skill + (1 - skill) * correlation**0.5
+        chances = np.where(random.random(shape) < skill, high, low)
+    elif correlation:
+        strength = (1 - correlation) / correlation
+        chances = random.beta(skill * strength, (1 - skill) * strength, shape)
+    drawn = random.choice(np.array(samples), shape)
+    return random.binomial(drawn, chances), drawn
 
 
-def covers(counts: Sequence[tuple[int, int]], skill: float) -> bool:
-    """Whether the interval covers: its bounds are where the test has these levels, see the test below."""
-    return (1 - CONFIDENCE) / 2 <= ShareTest(counts).below(skill) <= (1 + CONFIDENCE) / 2
+def coverage(solved: Counts, samples: Counts, skill: float) -> float:
+    """Share of the intervals that cover: their bounds are where the p-value is the level, see the test below."""
+    return float((ShareTest.of_counts(solved, samples).p_values(skill) >= LEVEL).mean())
 
 
 @pytest.mark.parametrize(
-    ("tasks", "skill", "correlation"),
-    [(40, 0.3, 0.3), (60, 0.7, 0.6), (100, 0.2, 0.1), (150, 0.9, 0.3), (20, 0.6, 0.6)],
+    ("tasks", "skill", "correlation", "kinds"),
+    [
+        (20, 0.3, 0.1, False),
+        (20, 0.6, 0.6, False),
+        (20, 0.5, 0.25, True),
+        (40, 0.3, 0.3, False),
+        (60, 0.7, 0.6, False),
+        (100, 0.05, 0.3, False),
+        (100, 0.2, 0.1, False),
+        (150, 0.9, 0.25, True),
+        (200, 0.95, 0.3, False),
+        (300, 0.05, 0.25, True),
+        (500, 0.9, 0.9, True),
+    ],
 )
 def test_intervals_cover_94_to_96_percent_of_2000_evaluations(
-    tasks: int, skill: float, correlation: float
+    tasks: int, skill: float, correlation: float, kinds: bool
 ) -> None:
-    random = Random(f"closed form {tasks} {skill}")
-    covered = sum(covers(task_counts(random, tasks, skill, correlation), skill) for _ in range(EVALUATIONS))
-    assert 0.94 <= covered / EVALUATIONS <= 0.96
+    assert 0.94 <= coverage(*simulate(tasks, skill, correlation, kinds=kinds), skill) <= 0.96
 
 
 @pytest.mark.parametrize(
-    ("tasks", "skill", "correlation"),
-    [(8, 0.2, 0.3), (8, 0.5, 0.6), (20, 0.03, 0.3), (100, 0.03, 0.6), (100, 0.97, 0.1)],
+    ("tasks", "skill", "correlation", "samples"),
+    [
+        (8, 0.2, 0.3, range(1, 17)),
+        (8, 0.5, 0.6, range(1, 17)),
+        (20, 0.03, 0.3, range(1, 17)),
+        (20, 0.1, 0.0, [8]),
+        (50, 0.05, 0.1, [1, 16]),
+        (50, 0.95, 0.2, [8]),
+        (100, 0.03, 0.6, range(1, 17)),
+    ],
 )
 def test_few_tasks_and_extreme_skills_cover_at_least_94_percent_and_not_much_more(
-    tasks: int, skill: float, correlation: float
+    tasks: int, skill: float, correlation: float, samples: Sequence[int]
 ) -> None:
-    random = Random(f"few {tasks} {skill}")
-    covered = sum(covers(task_counts(random, tasks, skill, correlation), skill) for _ in range(EVALUATIONS))
-    assert 0.94 <= covered / EVALUATIONS <= 0.98
+    found = coverage(*simulate(tasks, skill, correlation, samples=tuple(samples)), skill)
+    assert 0.94 <= found <= 0.975
+
+
+@pytest.mark.parametrize("tasks", [50, 100, 200])
+def test_one_sample_of_each_task_covers_95_percent_on_average_over_skills(tasks: int) -> None:
+    """Exact: with one sample the number of solved tasks is binomial. Only a few results are possible, so that the coverage of any
+    interval jumps with the skill; on average over skills it stays near 95 %, at least as near as Wilson's."""
+    solved = np.arange(tasks + 1)
+    counts = (solved[:, None] > np.arange(tasks)).astype(np.int64)
+    test = ShareTest.of_counts(counts, np.ones_like(counts))
+    ours, wilsons = [], []
+    for skill in np.linspace(0.05, 0.95, 91):
+        ways = np.array([math.log(math.comb(tasks, each)) for each in solved])
+        chances = np.exp(ways + solved * math.log(skill) + (tasks - solved) * math.log1p(-skill))
+        ours.append(chances[test.p_values(skill) >= LEVEL].sum())
+        distance = np.abs(solved / tasks - skill) / math.sqrt(skill * (1 - skill) / tasks)
+        wilsons.append(chances[distance <= 1.96].sum())
+    assert np.mean(ours) == pytest.approx(0.95, abs=0.004)
+    distances = [np.abs(np.array(each) - 0.95).mean() for each in (ours, wilsons)]
+    assert distances[0] < distances[1] + 0.001
 
 
 @pytest.mark.parametrize(("tasks", "skill"), [(2, 0.5), (8, 0.03), (30, 0.4), (30, 1.0), (30, 0.0)])
 def test_the_bounds_are_where_the_test_begins_to_reject(tasks: int, skill: float) -> None:
-    counts = task_counts(Random(f"bounds {tasks} {skill}"), tasks, skill, 0.3 if 0 < skill < 1 else 0.0)
-    found = closed_form([solved / n for solved, n in counts], share=True, counts=counts)
+    solved, samples = simulate(tasks, skill, 0.3 if 0 < skill < 1 else 0.0, evaluations=1)
+    counts = [(int(k), int(n)) for k, n in zip(solved[0], samples[0], strict=True)]
+    found = closed_form([k / n for k, n in counts], share=True, counts=counts)
     assert found is not None
-    test = ShareTest(counts)
-    middle = sum(solved / n for solved, n in counts) / tasks
+    test = ShareTest.of_counts(solved, samples)
+    middle = float((solved / samples).mean())
     assert 0 <= found.low <= middle <= found.high <= 1
     if middle > 0:
-        assert test.below(found.low) == pytest.approx(0.975, abs=1e-9)
+        assert test.p_values(found.low)[0] == pytest.approx(LEVEL, abs=1e-9)
     else:
         assert found.low == 0
     if middle < 1:
-        assert test.below(found.high) == pytest.approx(0.025, abs=1e-9)
+        assert test.p_values(found.high)[0] == pytest.approx(LEVEL, abs=1e-9)
     else:
         assert found.high == 1
 
 
-def test_binary_tasks_have_wilsons_interval() -> None:
-    """With one sample of each task the correlation does not matter."""
-    counts = [(int(number < 30), 1) for number in range(100)]
-    found = closed_form([solved / n for solved, n in counts], share=True, counts=counts)
+@pytest.mark.parametrize(
+    ("tasks", "skill", "correlation", "kinds"), [(20, 0.4, 0.3, False), (50, 0.1, 0.25, True)]
+)
+def test_bootstrap_intervals_cover_94_to_96_percent(
+    tasks: int, skill: float, correlation: float, kinds: bool
+) -> None:
+    solved, samples = simulate(tasks, skill, correlation, kinds=kinds)
+    levels = [
+        bootstrap_level(k / n, np.stack([k, n], 1), LEVEL, number, 100)
+        for number, (k, n) in enumerate(zip(solved, samples, strict=True))
+    ]
+    covered = (ShareTest.of_counts(solved, samples).p_values(skill) >= np.array(levels)).mean()
+    assert 0.94 <= covered <= 0.96
+    counts = [(int(k), int(n)) for k, n in zip(solved[0], samples[0], strict=True)]
+    values = [k / n for k, n in counts]
+    found = bootstrap(values, 0, share=True, counts=counts, draws=200)
     assert found is not None
-    z = 1.959963984540054
-    centre, half = (
-        (0.3 + z * z / 200) / (1 + z * z / 100),
-        z / (1 + z * z / 100) * math.sqrt(0.21 / 100 + z * z / 40000),
-    )
-    assert (found.low, found.high) == pytest.approx((centre - half, centre + half), abs=1e-9)
-
-
-def test_bootstrap_intervals_cover_94_to_96_percent() -> None:
-    random, tasks, skill = Random("bootstrap"), 40, 0.4
-    covered = 0
-    for number in range(1000):
-        values = [solved / n for solved, n in task_counts(random, tasks, skill, 0.4)]
-        found = bootstrap(values, number, share=True, draws=250)
-        assert found is not None
-        covered += found.low <= skill <= found.high
-    assert 0.94 <= covered / 1000 <= 0.965
+    assert found == bootstrap(values, 0, share=True, counts=counts, draws=200)
+    level = bootstrap_level(values, counts, LEVEL, 0, 200)
+    p_value = ShareTest.of_counts(solved[:1], samples[:1]).p_values(found.low)[0]
+    assert p_value == pytest.approx(level, abs=1e-9)
 
 
 def test_shares_that_are_no_means_of_samples_cover_too() -> None:
     """pass@4 of 8 samples."""
-    random = Random("pass@4")
-    covered = 0
     truth = 1 - math.exp(math.lgamma(2.1 + 4) + math.lgamma(3.0) - math.lgamma(2.1) - math.lgamma(7.0))
-    for _ in range(EVALUATIONS):
-        values = []
-        for _ in range(50):
-            chance = random.betavariate(0.9, 2.1)
-            solved = sum(random.random() < chance for _ in range(8))
-            values.append(1 - math.comb(8 - solved, 4) / math.comb(8, 4))
-        found = closed_form(values, share=True)
-        assert found is not None
-        covered += found.low <= truth <= found.high
-    assert 0.94 <= covered / EVALUATIONS <= 0.965
+    random = np.random.default_rng(4)
+    solved = random.binomial(8, random.beta(0.9, 2.1, (EVALUATIONS, 50)))
+    passed = np.array([1 - math.comb(8 - each, 4) / math.comb(8, 4) for each in range(9)])
+    covered = (ShareTest.of_values(passed[solved]).p_values(truth) >= LEVEL).mean()
+    assert 0.94 <= covered <= 0.96
 
 
 def test_ignoring_that_samples_share_a_task_would_undercover() -> None:
     """The simulation can fail: the same intervals over single samples, as if they were tasks, cover far less."""
-    random = Random("naive")
-    covered = 0
-    for _ in range(500):
-        counts = task_counts(random, 40, 0.4, 0.3)
-        single = [(int(number < solved), 1) for solved, n in counts for number in range(n)]
-        covered += covers(single, 0.4)
-    assert covered / 500 < 0.85
+    solved, _ = simulate(40, 0.4, 0.3, samples=(8,), evaluations=500)
+    single = (np.arange(8) < solved[:, :, None]).reshape(500, -1).astype(np.int64)
+    assert coverage(single, np.ones_like(single), 0.4) < 0.85
 
 
 def test_rewards_that_are_no_shares_get_a_t_interval() -> None:
@@ -149,11 +183,10 @@ def test_scores_that_are_shares_of_leaves_are_not_taken_for_counts() -> None:
 
 def test_stopping_at_the_first_narrow_interval_keeps_the_coverage() -> None:
     """The same simulation with uncorrected looks stops at lucky moments and covers less than the corrected one."""
-    random = Random("sequential")
     plan = StoppingPlan.make(200, 0.08, first=20)
     covered, played, naive = 0, 0, 0
-    for _ in range(400):
-        values = [solved / n for solved, n in task_counts(random, 200, 0.9, 0.3)]
+    for solved, samples in zip(*simulate(200, 0.9, 0.3, evaluations=200), strict=True):
+        values = [float(each) for each in solved / samples]
         for size in plan.looks:
             found = closed_form(values[:size], share=True)
             assert found is not None
@@ -168,9 +201,9 @@ def test_stopping_at_the_first_narrow_interval_keeps_the_coverage() -> None:
                 covered += corrected.low <= 0.9 <= corrected.high
                 played += size
                 break
-    assert covered / 400 >= 0.945
+    assert covered / 200 >= 0.945
     assert covered > naive
-    assert played / 400 < 120
+    assert played / 200 < 120
 
 
 def known(random: Random, chances: Sequence[float], samples: int) -> dict[int, EarlierResult]:

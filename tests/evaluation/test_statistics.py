@@ -4,12 +4,15 @@ import itertools
 from collections import Counter
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollwright.evaluation import permutation
 from rollwright.evaluation.distributions import repeated_looks, t_quantile, t_two_sided
 from rollwright.evaluation.intervals import TaskValues, mean
+from rollwright.evaluation.permutation import permutation_test
 from rollwright.evaluation.sequential import StoppingPlan
 from rollwright.evaluation.statistics import (
     EXACT_SIGNS,
@@ -102,6 +105,75 @@ def test_a_paired_test_of_equally_good_models_rejects_5_percent(
         rejected += p_value < 0.05
     assert rejected / EVALUATIONS <= 0.06
     assert rejected / EVALUATIONS >= (0.025 if tasks > EXACT_SIGNS else 0.0)
+
+
+@pytest.mark.parametrize("tasks", [8, 20, 50, 200])
+@pytest.mark.parametrize(
+    ("skill", "correlation", "samples"),
+    [
+        (0.1, 0.33, (1, 16)),
+        (0.03, 0.0, (16, 1)),
+        (0.95, 0.33, (1, 4)),
+        (0.5, 0.33, (4, 4)),
+        (0.5, 0.0, (1, 1)),
+    ],
+)
+def test_compared_by_their_samples_equally_good_models_are_told_apart_at_most_5_percent_of_the_time(
+    tasks: int, skill: float, correlation: float, samples: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few samples against many make lopsided differences, which a t test rejects up to half of the time."""
+    monkeypatch.setattr(permutation, "DRAWS", 199)
+    evaluations = 400
+    random = np.random.default_rng([tasks, round(100 * skill), *samples])
+    rejected = 0
+    for _ in range(evaluations):
+        chances = np.full(tasks, skill)
+        if correlation:
+            strength = (1 - correlation) / correlation
+            chances = random.beta(skill * strength, (1 - skill) * strength, tasks)
+        scores = [(random.random((tasks, n)) < chances[:, None]).astype(float).tolist() for n in samples]
+        found = permutation_test(scores[0], scores[1], [1.0] * tasks, 0.05)
+        rejected += found.p_value <= 0.05
+    assert rejected / evaluations <= 0.05 + 2.6 * (0.05 * 0.95 / evaluations) ** 0.5
+    if skill == 0.5 and tasks >= 20:
+        assert rejected / evaluations >= 0.015  # ties of single samples leave little to reject
+
+
+def test_models_that_differ_by_task_and_are_equally_good_on_average_keep_the_level(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(permutation, "DRAWS", 199)
+    random = np.random.default_rng(3)
+    rejected = 0
+    for _ in range(600):
+        scores = [
+            (random.random((60, n)) < random.beta(0.6, 1.4, (60, 1))).astype(float).tolist() for n in (2, 8)
+        ]
+        rejected += permutation_test(scores[0], scores[1], [1.0] * 60, 0.05).p_value <= 0.05
+    assert 0.02 <= rejected / 600 <= 0.075
+
+
+def test_the_interval_of_a_comparison_contains_0_where_its_test_does_not_reject() -> None:
+    random = np.random.default_rng(5)
+    for better in (0.0, 0.1, 0.25):
+        samples = [
+            {str(task): (random.random(n) < 0.4 + gain).astype(float).tolist() for task in range(30)}
+            for n, gain in ((3, 0.0), (5, better))
+        ]
+        means = [{task: mean(each) for task, each in one.items()} for one in samples]
+        found = compare_paired(means[0], means[1], samples=(samples[0], samples[1]))
+        assert found.test == "permutation"
+        assert found.interval is not None
+        assert found.p_value is not None
+        assert (found.interval.low <= 0 <= found.interval.high) == (found.p_value > 0.05)
+        assert found == compare_paired(means[0], means[1], samples=(samples[0], samples[1]))
+
+
+def test_a_permutation_test_takes_any_scores_and_so_few_tasks_as_two() -> None:
+    found = permutation_test([[0.5, 1.5], [2.0]], [[0.5, 3.5], [2.5]], [1.0, 1.0], 0.05)
+    assert found.p_value > 0.05
+    same = permutation_test([[1.0], [2.0]], [[1.0], [2.0]], [1.0, 1.0], 0.05)
+    assert same.p_value == 1.0
 
 
 def test_pairing_finds_a_difference_that_separate_intervals_hide() -> None:

@@ -1,9 +1,7 @@
 """Kill -9 a training run at any moment: it goes on, no group is trained twice or skipped, and the weights are the same."""
 
 import json
-import multiprocessing
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,7 @@ import pytest
 from rollwright.rng import uniform
 from rollwright.run.folder import RunReader
 
-PATIENCE = 60.0
-"""Seconds after which something that was waited for will not come any more, on however slow a machine."""
-
 STEPS, GROUPS = 14, 4
-PRELOADED = ["torch", "transformers", "rollwright.run.training", "rollwright.engines.torch"]
-"""Imported once: a process that is killed and started again should not spend its life importing."""
 
 
 @pytest.fixture
@@ -30,32 +23,6 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("tiny_training")
 
 
-def recorded(record: Path) -> int:
-    return record.read_text(encoding="utf-8").count("\n") if record.is_file() else 0
-
-
-def kill_after(
-    tiny: Any, runs: Path, model: Path, more: dict[str, Any], batches: int, seconds: float
-) -> bool:
-    """Trains in a process that is killed so long after so many more batches; says whether it was still at work."""
-    record = runs / tiny.NAME / "metrics.jsonl"
-    wanted = min(recorded(record) + batches, STEPS)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    process = context.Process(target=tiny.train_in_process, args=(runs, model, more))
-    process.start()
-    give_up = time.monotonic() + PATIENCE
-    while recorded(record) < wanted and process.is_alive():
-        assert time.monotonic() < give_up, "waited in vain for batches"
-        time.sleep(0.005)
-    time.sleep(seconds)
-    alive = process.is_alive()
-    assert alive or process.exitcode == 0, "it ended by itself before it was killed"
-    process.kill()
-    process.join()
-    return alive
-
-
 @pytest.mark.parametrize("ratio", [0, 1], ids=["synchronous", "asynchronous"])
 async def test_a_killed_run_goes_on_to_the_same_weights_and_trains_every_group_once(
     tiny: Any, tmp_path: Path, ratio: int
@@ -65,9 +32,9 @@ async def test_a_killed_run_goes_on_to_the_same_weights_and_trains_every_group_o
     kills = 0
     for round_, batches in enumerate((2, 4, 1)):
         pause = 0.15 * uniform("kill", ratio, round_)
-        kills += kill_after(tiny, tmp_path / "runs", model, more, batches, pause)
+        kills += tiny.kill_after(tmp_path / "runs", model, more, batches, pause)
     assert kills >= 2, "the run was too fast to be killed"
-    left = recorded(tmp_path / "runs" / tiny.NAME / "metrics.jsonl")
+    left = tiny.recorded(tmp_path / "runs" / tiny.NAME / "metrics.jsonl")
     assert left > 0
     run = await tiny.train(tmp_path / "runs", tiny.configuration(model, **more), model)
 
@@ -105,7 +72,7 @@ async def test_validations_of_a_killed_run_are_in_the_record_once_and_the_ledger
     }
     for round_, lines in enumerate((1, 2, 1)):
         pause = 0.1 * uniform("validation", ratio, round_)
-        kill_after(tiny, tmp_path / "runs", model, more, lines, pause)
+        tiny.kill_after(tmp_path / "runs", model, more, lines, pause)
     run = await tiny.train(tmp_path / "runs", tiny.configuration(model, **more), model)
 
     rows = RunReader(run.folder.path).metrics()

@@ -1,6 +1,8 @@
 """The smallest real training run: a random byte-level Llama, a game it can learn, and the whole path between them."""
 
 import asyncio
+import multiprocessing
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,12 @@ from rollwright.run.training import TrainingRun
 
 NAME = "tiny"
 TURNS = 2
+
+PATIENCE = 200.0
+"""Seconds after which something that was waited for will not come any more, on however slow a machine."""
+
+PRELOADED = ["torch", "transformers", "rollwright.run.training", "rollwright.engines.torch"]
+"""Imported once: a process that is killed and started again should not spend its life importing."""
 
 
 class OddBytes:
@@ -91,3 +99,27 @@ async def train(runs: Path, config: RunConfig, model: Path) -> TrainingRun:
 def train_in_process(runs: Path, model: Path, more: dict[str, Any]) -> None:
     """What a process of its own does until it is killed."""
     asyncio.run(train(runs, configuration(model, **more), model))
+
+
+def recorded(record: Path) -> int:
+    return record.read_text(encoding="utf-8").count("\n") if record.is_file() else 0
+
+
+def kill_after(runs: Path, model: Path, more: dict[str, Any], batches: int, seconds: float) -> bool:
+    """Trains in a process that is killed so long after so many more batches; says whether it was still at work."""
+    record = runs / NAME / "metrics.jsonl"
+    wanted = min(recorded(record) + batches, more["max_steps"])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=train_in_process, args=(runs, model, more))
+    process.start()
+    give_up = time.monotonic() + PATIENCE
+    while recorded(record) < wanted and process.is_alive():
+        assert time.monotonic() < give_up, "waited in vain for batches"
+        time.sleep(0.005)
+    time.sleep(seconds)
+    alive = process.is_alive()
+    assert alive or process.exitcode == 0, "it ended by itself before it was killed"
+    process.kill()
+    process.join()
+    return alive

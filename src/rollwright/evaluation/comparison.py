@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from rollwright.errors import RollwrightError
+from rollwright.evaluation.charts import difference_chart
 from rollwright.evaluation.pages import Table, html_table, interval, markdown_table, page, share, title
 from rollwright.evaluation.statistics import PairedComparison, compare_paired
 
@@ -42,11 +43,13 @@ def compare_reports(
     confidence = first["plan"]["confidence"]
 
     weights = _weights(first, second)
+    samples = _samples(first), _samples(second)
 
     def compared(keys: list[tuple[str, str]]) -> dict[str, Any]:
         found = compare_paired(
             {key: before[key] for key in keys},
             {key: after[key] for key in keys},
+            samples=samples,
             weights=weights,
             confidence=confidence,
         )
@@ -74,6 +77,16 @@ def compare_reports(
 def _scores(report: Mapping[str, Any]) -> dict[tuple[str, str], float]:
     return {
         (each["tag"], each["task"]): each["score"] for each in report["results"] if each["score"] is not None
+    }
+
+
+def _samples(report: Mapping[str, Any]) -> dict[Hashable, list[float]]:
+    """The scores of each task's samples."""
+    return {
+        (task["tag"], task["task"]): [
+            each["reward"] if each["success"] is None else each["success"] for each in task["samples"]
+        ]
+        for task in report["results"]
     }
 
 
@@ -204,5 +217,8 @@ def _signed(value: float, metric: str) -> str:
 
 def comparison_html(comparison: Mapping[str, Any]) -> str:
     lines = "".join(f"<li>{escape(each[2:])}</li>" for each in notes(comparison))
-    body = f"<h1>Comparison</h1><p>{escape(verdict(comparison))}</p><ul>{lines}</ul>{html_table(comparison_table(comparison))}"
+    rows = [("all", comparison["overall"]), *comparison["tags"].items()]
+    chart = difference_chart(rows[1:] if len(comparison["tags"]) == 1 else rows)
+    table = html_table(comparison_table(comparison))
+    body = f"<h1>Comparison</h1><p>{escape(verdict(comparison))}</p><ul>{lines}</ul>{chart}{table}"
     return page("Comparison", body)

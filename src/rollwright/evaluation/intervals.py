@@ -7,23 +7,18 @@ Always true:
   often than others, each stands for as many as its stratum has (`strata`), so that the mean is that of all tasks.
 - Equal input gives equal output, to the bit: the bootstrap draws from a generator that is seeded by its caller.
 
-How the intervals were chosen, by simulation (`docs/evaluation.md` has the table):
-- The variance of a mean of solved shares is m(1 - m)·(ρ + (1 - ρ)·h) / tasks, with the mean 1/samples h and the correlation ρ
-  of two samples of a task. ρ is hardly known from few tasks. So the score (Wilson) test of each possible mean is averaged over
-  the ρ between 0 and 1, weighted by how likely they make the observed counts (beta-binomial, Jeffreys' prior). With many
-  tasks this is Wilson's interval with the effective number of tasks; with few, it is as wide as the unknown ρ demands, and
-  not wider. A t interval with its unbounded quantiles is too wide with few tasks and too narrow near 0 and 1.
-- Other shares (pass@k, majority@k) say nothing of their ρ: Wilson's interval with the effective number of tasks from their
-  variance, and a t quantile whose degrees of freedom follow from how well that variance is known.
+Shares of one sample of tasks have the test of `share_test`, for both intervals; what else there is has a t interval, or
+percentiles of resampled means. `docs/evaluation.md` says how often they cover.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from random import Random
 
 from rollwright.evaluation.distributions import NORMAL, t_quantile
+from rollwright.evaluation.share_test import bootstrap_share_interval, share_interval
 
 CONFIDENCE = 0.95
 
@@ -35,20 +30,14 @@ BOOTSTRAP_WORK = 4_000_000
 distribution is smooth."""
 
 PSEUDO_TASKS = 0.25
-"""Tasks with the value 0, and as many with 1, that a bootstrap of shares draws beside those that were played. Without them,
+"""Tasks with the value 0, and as many with 1, that a bootstrap of strata of shares draws beside those that were played. Without them,
 resamples of few successes contain none of the spread that further tasks would show: at a skill of 0.03, 20 tasks covered
 67 to 82 % instead of 95 %."""
 
 PRIOR_TASKS = 0.5
-"""Weight of the largest possible variance among tasks that tell the variance, where a share's samples are not known."""
+"""Weight of the largest possible variance among the tasks of a stratum that tell its variance."""
 
 LEAST_FREEDOM = 1.0
-
-_CORRELATIONS = 20
-"""Values of ρ that a test is averaged over, dense near 0 and 1; twice as many change the coverage by less than 0.001."""
-
-_HALVINGS = 44
-"""Steps of a bisection: the bounds are known to 1e-13."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +163,7 @@ class TaskValues:
             assert error is not None
             quantile = t_quantile((1 + confidence) / 2, len(self.values) - 1)
             return _around(self.mean, quantile * error, confidence)
-        if self.counts is not None:
-            return ShareTest(self.counts).interval(confidence)
-        return _share_interval(self.values, confidence)
+        return ConfidenceInterval(*share_interval(self.values, self.counts, confidence), confidence)
 
     def bootstrap(
         self,
@@ -188,13 +175,16 @@ class TaskValues:
     ) -> ConfidenceInterval | None:
         """Interval of the mean from resampled tasks; `None` for fewer than two.
 
-        Percentiles are moved outwards as far as Student's t exceeds the normal distribution, because resampled means spread
+        A share has the test of the closed form, with a critical level from the resamples. Percentiles are moved outwards as far as Student's t exceeds the normal distribution, because resampled means spread
         too little with few tasks (Hesterberg's expanded percentiles).
         """
         count = len(self.values)
         if count < 2:
             return None
         draws = max(200, min(draws, BOOTSTRAP_WORK // count))
+        if share and len(self._parts) == 1:
+            bounds = bootstrap_share_interval(self.values, self.counts, confidence, seed, draws)
+            return ConfidenceInterval(*bounds, confidence)
         random = Random(seed)
         pools = [_Pool(part, PSEUDO_TASKS / len(self._parts) if share else 0.0) for part in self._parts]
         means = sorted(_resample(pools, self.planned, random) for _ in range(draws))
@@ -268,11 +258,12 @@ def bootstrap(
     seed: int,
     *,
     share: bool = False,
+    counts: Sequence[tuple[int, int]] | None = None,
     confidence: float = CONFIDENCE,
     draws: int = BOOTSTRAP_DRAWS,
 ) -> ConfidenceInterval | None:
     """Interval of the mean from resampled tasks; see `TaskValues`."""
-    return TaskValues(values).bootstrap(seed, share=share, confidence=confidence, draws=draws)
+    return TaskValues(values, counts).bootstrap(seed, share=share, confidence=confidence, draws=draws)
 
 
 def _around(middle: float, half: float, confidence: float) -> ConfidenceInterval:
@@ -286,104 +277,6 @@ def _wilson(middle: float, size: float, quantile: float, confidence: float) -> C
     spread = max(0.0, middle * (1 - middle)) / size + pull / (4 * size)
     half = quantile / (1 + pull) * math.sqrt(spread)
     return ConfidenceInterval(max(0.0, centre - half), min(1.0, centre + half), confidence)
-
-
-def _share_interval(values: Sequence[float], confidence: float) -> ConfidenceInterval:
-    """Interval of a mean of shares whose samples are not known."""
-    tasks, middle = len(values), mean(values)
-    largest = middle * (1 - middle)
-    variance = _squares(values) / (tasks - 1)
-    known = tasks * largest
-    ratio = variance / (largest + variance / tasks) if largest > 0 else 1.0
-    ratio = min(1.0, max(1e-3, (ratio * known + PRIOR_TASKS) / (known + PRIOR_TASKS)))
-    quantile = t_quantile((1 + confidence) / 2, _variance_freedom(values, middle))
-    return _wilson(middle, tasks / ratio, quantile, confidence)
-
-
-def _variance_freedom(values: Sequence[float], middle: float) -> float:
-    """Degrees of freedom with which the ratio of the variance to its largest value is known: infinitely many if all values
-    are 0 or 1, whose variance follows from their mean; tasks - 1 for normal ones."""
-    tasks, largest = len(values), middle * (1 - middle)
-    variance = _squares(values) / tasks
-    if largest <= 0 or variance <= 0:
-        return tasks - 1
-    slope = variance * (1 - 2 * middle) / largest
-    unsure = math.fsum(
-        ((each - middle) ** 2 - variance - slope * (each - middle)) ** 2 for each in values
-    ) / (tasks * variance**2)
-    return max(LEAST_FREEDOM, 2 * (tasks - 1) / max(unsure, 1e-9))
-
-
-@lru_cache(maxsize=1)
-def _correlations() -> tuple[float, ...]:
-    """Values of ρ that Jeffreys' prior makes equally likely."""
-    return tuple(math.sin((place + 0.5) / _CORRELATIONS * math.pi / 2) ** 2 for place in range(_CORRELATIONS))
-
-
-class ShareTest:
-    """Tests of the mean solved share, by the solved samples of each task.
-
-    With a mean μ and a correlation ρ, a task solves k of n samples with the beta-binomial probability
-    Π_{i<k}(μ(1-ρ)+iρ) · Π_{i<n-k}((1-μ)(1-ρ)+iρ) / Π_{i<n}(1-ρ+iρ), so the tasks matter only by how many have more than i
-    solved, more than i unsolved, and more than i samples.
-    """
-
-    def __init__(self, counts: Sequence[tuple[int, int]]) -> None:
-        self._tasks = len(counts)
-        self._middle = mean([solved / samples for solved, samples in counts])
-        self._solved = _exceeding(solved for solved, _ in counts)
-        self._missed = _exceeding(samples - solved for solved, samples in counts)
-        few = mean([1 / samples for _, samples in counts])
-        self._spreads = [(rho + (1 - rho) * few) / self._tasks for rho in _correlations()]
-        """Variance of the mean for each ρ, as a share of μ(1 - μ)."""
-        drawn = _exceeding(samples for _, samples in counts)
-        self._norms = [
-            math.fsum(tasks * math.log(1 - rho + place * rho) for place, tasks in enumerate(drawn))
-            for rho in _correlations()
-        ]
-
-    def below(self, share: float) -> float:
-        """Probability of a mean at most as large as the observed one, if the true mean is `share`."""
-        told = []
-        for rho, norm in zip(_correlations(), self._norms, strict=True):
-            gained, lost = share * (1 - rho), (1 - share) * (1 - rho)
-            told.append(
-                sum(tasks * math.log(gained + place * rho) for place, tasks in enumerate(self._solved))
-                + sum(tasks * math.log(lost + place * rho) for place, tasks in enumerate(self._missed))
-                - norm
-            )
-        most = max(told)
-        weights = [math.exp(each - most) for each in told]
-        apart = (self._middle - share) / math.sqrt(share * (1 - share))
-        tails = (NORMAL.cdf(apart / math.sqrt(spread)) for spread in self._spreads)
-        return math.fsum(w * tail for w, tail in zip(weights, tails, strict=True)) / math.fsum(weights)
-
-    def interval(self, confidence: float) -> ConfidenceInterval:
-        """All means that the test does not reject."""
-        tail = (1 - confidence) / 2
-        low = 0.0 if self._middle <= 0 else self._bound(0.0, self._middle, 1 - tail)
-        high = 1.0 if self._middle >= 1 else self._bound(self._middle, 1.0, tail)
-        return ConfidenceInterval(low, high, confidence)
-
-    def _bound(self, low: float, high: float, level: float) -> float:
-        """Where `below`, which falls as the share grows, has this level."""
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            if self.below(middle) > level:
-                low = middle
-            else:
-                high = middle
-        return (low + high) / 2
-
-
-def _exceeding(numbers: Iterable[int]) -> list[int]:
-    """How many numbers are more than 0, more than 1, and so on."""
-    found: list[int] = []
-    for number in numbers:
-        found += [0] * (number - len(found))
-        for place in range(number):
-            found[place] += 1
-    return found
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from rollwright.evaluation.charts import interval_chart, pass_curve, task_histogram
+
 SIMULATED = "SIMULATED"
 """Marks results of the simulated engine, which say nothing about a model."""
 
@@ -214,7 +216,8 @@ dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem 1rem;margin:1re
 th,td{padding:.3rem .7rem;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
 th{color:var(--soft);font-weight:500;font-size:.85rem}th:first-child,td:first-child,td.text,th.text{text-align:left;white-space:normal}
 svg text{fill:var(--soft);font-size:12px}svg .axis{stroke:var(--line)}svg .bar{stroke:var(--mark);stroke-width:6;opacity:.35}
-svg .dot{fill:var(--mark)}svg .name{fill:var(--ink);font-size:13px}summary{cursor:pointer;color:var(--soft)}
+svg .dot,svg .column{fill:var(--mark)}svg .column{opacity:.75}svg .zero{stroke:var(--soft);stroke-dasharray:3 3}
+svg .name{fill:var(--ink);font-size:13px}summary{cursor:pointer;color:var(--soft)}
 .warn{color:var(--bad)}
 """
 
@@ -235,10 +238,12 @@ def render_html(report: Mapping[str, Any]) -> str:
     )
     parts.append("<h2>Scores</h2>")
     if metric == "success":
-        parts.append(_interval_chart(report))
+        parts.append(interval_chart(report))
     parts.append(html_table(score_table(report)))
+    if metric == "success" and len(report["results"]) > 1:
+        parts += ["<h2>How difficult the tasks were</h2>", task_histogram(report)]
     if (table := k_table(report)) is not None:
-        parts += ["<h2>Several samples</h2>", _curve(report), html_table(table)]
+        parts += ["<h2>Several samples</h2>", pass_curve(report), html_table(table)]
     for name, found in breakdown_tables(report):
         parts += [f"<h2>{escape(name.capitalize())}</h2>", html_table(found)]
     if report["failures"]:
@@ -270,65 +275,16 @@ def html_table(table: Table) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _interval_chart(report: Mapping[str, Any]) -> str:
-    """Score and interval of every tag on one axis from 0 to 100 %."""
-    rows = [(tag, each["score"]) for tag, each in report["tags"].items() if each["score"] is not None]
-    if len(report["tags"]) > 1:
-        rows.insert(0, ("all", report["overall"]["score"]))
-    left, width, step = 190, 560, 26
-    height = step * len(rows) + 24
-    marks = [
-        f'<line class="axis" x1="{left + width * tick / 4:g}" x2="{left + width * tick / 4:g}" y1="4" y2="{height - 20}"/>'
-        f'<text x="{left + width * tick / 4:g}" y="{height - 4}" text-anchor="middle">{25 * tick} %</text>'
-        for tick in range(5)
-    ]
-    for place, (name, each) in enumerate(rows):
-        y = 18 + place * step
-        shown = name if len(name) <= 26 else f"{name[:25]}…"
-        marks.append(
-            f'<text class="name" x="{left - 10}" y="{y + 4}" text-anchor="end">{escape(shown)}</text>'
-        )
-        if each["low"] is not None:
-            low, high = left + width * each["low"], left + width * each["high"]
-            marks.append(f'<line class="bar" x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/>')
-        marks.append(f'<circle class="dot" cx="{left + width * each["value"]:.1f}" cy="{y}" r="4"/>')
-    return _svg(left + width + 30, height, marks, "score and interval by tag")
-
-
-def _curve(report: Mapping[str, Any]) -> str:
-    """pass@k over k, each with its interval; k grows by position."""
-    found = [(k, each) for k, each in report["overall"]["pass@k"].items() if each is not None]
-    left, height, step = 50, 190, 80
-    marks = [
-        f'<line class="axis" x1="{left}" x2="{left + step * len(found)}" y1="{10 + 150 * tick / 4:g}" y2="{10 + 150 * tick / 4:g}"/>'
-        f'<text x="{left - 8}" y="{14 + 150 * tick / 4:g}" text-anchor="end">{100 - 25 * tick} %</text>'
-        for tick in range(5)
-    ]
-    for place, (k, each) in enumerate(found):
-        x, y = left + step * place + step / 2, 160 - 150 * each["value"]
-        if each["low"] is not None:
-            marks.append(
-                f'<line class="bar" x1="{x:g}" x2="{x:g}" y1="{160 - 150 * each["high"]:.1f}" '
-                f'y2="{160 - 150 * each["low"]:.1f}"/>'
-            )
-        marks.append(f'<circle class="dot" cx="{x:g}" cy="{y:.1f}" r="4"/>')
-        marks.append(f'<text x="{x:g}" y="{height - 10}" text-anchor="middle">pass@{k}</text>')
-    return _svg(left + step * len(found) + 20, height, marks, "pass@k")
-
-
-def _svg(width: float, height: float, marks: Iterable[str], label: str) -> str:
-    return (
-        f'<div class="scroll"><svg role="img" aria-label="{escape(label)}" width="{width:g}" height="{height:g}" '
-        f'viewBox="0 0 {width:g} {height:g}">{"".join(marks)}</svg></div>'
-    )
-
-
 def _task_list(report: Mapping[str, Any]) -> str:
     metric, results = report["metric"], report["results"]
     rows = []
     for each in results[:LISTED_TASKS]:
         scores = [
             share(one["success"] if one["success"] is not None else one["reward"], metric=metric)
+            if one["success"] not in (0.0, 1.0)
+            else "●"
+            if one["success"]
+            else "○"
             for one in each["samples"]
         ]
         rows.append(
@@ -337,7 +293,7 @@ def _task_list(report: Mapping[str, Any]) -> str:
                 each["tag"],
                 share(each["score"], metric=metric),
                 str(each["failed"]),
-                ", ".join(scores),
+                " ".join(scores),
             ]
         )
     more = f" (the first {LISTED_TASKS:,}; report.json has all)" if len(results) > LISTED_TASKS else ""

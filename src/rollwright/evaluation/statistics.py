@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from rollwright.evaluation.distributions import t_quantile, t_two_sided
 from rollwright.evaluation.intervals import CONFIDENCE, ConfidenceInterval, standard_error
+from rollwright.evaluation.permutation import permutation_test
 
 EXACT_SIGNS = 14
 """Differences up to which all 2^n sign patterns are enumerated; with more, Student's t keeps its level."""
@@ -82,7 +83,7 @@ class PairedComparison:
     p_value: float | None
     """Probability of a difference at least as large if both were equally good; `None` for fewer than two tasks."""
     test: str
-    """`sign-flip` (exact) or `t`."""
+    """`permutation` of samples within tasks, or, where only the mean of each task is known, `sign-flip` or `t`."""
     better: int
     """Tasks on which the second is better."""
     worse: int
@@ -96,12 +97,14 @@ def compare_paired(
     first: Mapping[Hashable, float],
     second: Mapping[Hashable, float],
     *,
+    samples: tuple[Mapping[Hashable, Sequence[float]], Mapping[Hashable, Sequence[float]]] | None = None,
     weights: Mapping[Hashable, float] | None = None,
     confidence: float = CONFIDENCE,
 ) -> PairedComparison:
     """Compares the values of tasks that both have.
 
-    `weights`: how many tasks each of them stands for, where some were more likely to be played than others.
+    `samples`: the scores that the values of each are means of. `weights`: how many tasks each of them stands for, where some
+    were more likely to be played than others.
     """
     shared = [task for task in first if task in second]
     if not shared:
@@ -112,9 +115,16 @@ def compare_paired(
     found = weighted_difference(differences, told)
     p_value, test = paired_test(differences, told)
     apart = [standard_error(before), standard_error(after)]
+    critical = math.inf
+    if samples is not None and len(shared) > 1:
+        scores = [[each[task] for task in shared] for each in samples]
+        permuted = permutation_test(scores[0], scores[1], told, 1 - confidence)
+        p_value, test, critical = permuted.p_value, "permutation", permuted.critical
+    elif len(shared) > 1:
+        critical = t_quantile((1 + confidence) / 2, len(shared) - 1)
     interval = None
-    if found.error is not None:
-        half = t_quantile((1 + confidence) / 2, len(shared) - 1) * found.error
+    if found.error is not None and math.isfinite(critical):
+        half = critical * found.error
         interval = ConfidenceInterval(found.mean - half, found.mean + half, confidence)
     return PairedComparison(
         tasks=len(shared),

@@ -1,16 +1,20 @@
 """verifiers' `null` harness in this process: its own chat loop, without a Python process for each rollout.
 
 verifiers starts the loop as a program of its own, which costs one to two seconds of CPU for its imports; its contract for
-harnesses allows a loop in process, as long as every model call goes to the endpoint with the secret.
+harnesses allows a loop in process, as long as every model call goes to the endpoint with the secret. The program asks for
+streams and puts them together again; here an answer comes whole, because nobody waits for its parts.
 """
 
 import argparse
+import json
 import traceback
 import types
 from contextlib import AsyncExitStack
 from typing import Any
 
-from openai import AsyncOpenAI
+import httpx
+from openai import APIConnectionError, AsyncOpenAI
+from openai.types.chat import ChatCompletion
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.null.harness import NullHarness, NullHarnessConfig
 from verifiers.v1.harnesses.utils.launch import CHAT_PROGRAM_SOURCE
@@ -24,6 +28,41 @@ PROGRAM = types.ModuleType("verifiers_chat_program")
 """The program of the `null` harness, as verifiers starts it."""
 
 exec(compile(CHAT_PROGRAM_SOURCE, PROGRAM.__name__, "exec"), PROGRAM.__dict__)  # noqa: S102 - it is verifiers' own text, which exists in no file
+
+
+_RETRIED = (408, 409, 429)
+"""What the SDK tries again, beside errors of the server."""
+
+
+async def complete(
+    client: AsyncOpenAI,
+    model: str,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]],
+    *,
+    tool_choice: str | None = None,
+) -> Any:
+    """One answer of the model, as the program's `chat` returns it. What can be tried again is left to the SDK."""
+    asked: dict[str, Any] = {"model": model, "messages": messages}
+    if tools:
+        asked["tools"] = tools
+        if tool_choice is not None:
+            asked["tool_choice"] = tool_choice
+    body = json.dumps(asked).encode()
+    status, answer = await PlayingServer.current.complete(client.api_key, body)
+    if status == 200:
+        return ChatCompletion.construct(**json.loads(answer))
+    if status not in _RETRIED and status < 500:
+        response = httpx.Response(status, content=answer, request=httpx.Request("POST", client.base_url))
+        raise client._make_status_error_from_response(response)
+    try:
+        return await client.chat.completions.create(**asked)
+    except APIConnectionError as error:
+        traceback.print_exc()
+        raise SystemExit(PROGRAM.MODEL_TRANSPORT_ERROR_EXIT_CODE) from error
+
+
+PROGRAM.chat = complete  # type: ignore[attr-defined]
 
 
 class ChatHarnessConfig(NullHarnessConfig):

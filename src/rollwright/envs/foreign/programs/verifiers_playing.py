@@ -1,10 +1,14 @@
 """What the episodes of verifiers that run in this process share: which episode a task belongs to, and the interception server.
 
 verifiers sends every model call of a rollout to its interception server, which records it and relays it to a provider. Here
-the provider is the run that plays the episode: `PlayingServer` gives each rollout a client of that episode's address and key,
-over one pool of connections.
+the provider is the run that plays the episode: `PlayingServer` gives each rollout a client of that episode. A call whose answer
+comes whole is asked without HTTP; what is streamed goes to the episode's address, over one pool of connections.
+
+A loop that plays in this process reaches the server's own handler without a socket (`PlayingServer.complete`): what it looks
+at, refuses, rewrites and records is the same.
 """
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
@@ -12,9 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from multidict import CIMultiDict
+from pydantic import ValidationError
 from pydantic._internal import _fields
+from pydantic_core import from_json, to_json
 from verifiers.v1.clients import EvalClientConfig
 from verifiers.v1.clients.eval import EvalClient
+from verifiers.v1.dialects.chat import ChatDialect
+from verifiers.v1.errors import model_error
 from verifiers.v1.interception import InterceptionServer
 from verifiers.v1.session import RolloutSession
 
@@ -53,10 +62,35 @@ class EpisodeClient(EvalClient):
     """The endpoint of one episode; verifiers' own client would open a pool of connections for each."""
 
     def __init__(self, playing: PlayedEpisode, agent: str, pool: httpx.AsyncClient) -> None:
+        self._playing = playing
+        self._agent = agent
         self.base_url = playing.base_url
         self.api_key = playing.api_key
         self.headers: Mapping[str, str] = {AGENT_HEADER: agent}
         self.client = pool
+
+    async def get_response(
+        self,
+        dialect: Any,
+        body: dict[str, Any],
+        sampling: Any,
+        session_id: str | None = None,
+        turn: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        if not isinstance(dialect, ChatDialect):
+            return await super().get_response(dialect, body, sampling, session_id, turn, headers)
+        told = to_json(body, inf_nan_mode="null").decode()
+        answer = await self._playing.ask({"body": told, "agent": self._agent})
+        if answer["status"] != 200:
+            raise model_error(f"upstream {answer['status']}: {answer['body']}", status_code=answer["status"])
+        try:
+            raw = from_json(answer["body"])
+            response = dialect.parse_response(dialect.validate_response(raw))
+        except (ValueError, ValidationError) as error:
+            raise model_error(f"malformed answer: {error}", status_code=502) from error
+        response.raw = raw
+        return response
 
     async def close(self) -> None:
         """The pool is everybody's."""
@@ -73,8 +107,15 @@ class PlayingServer(InterceptionServer):
         timeout = httpx.Timeout(None, connect=30.0)
         self.pool = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
         self.stack.push_async_callback(self.pool.aclose)
+        self._complete = self._handler_for(ChatDialect())
         PlayingServer.current = self
         await super().start()
+
+    async def complete(self, secret: str, body: bytes) -> tuple[int, bytes]:
+        """Answers a chat completion of the rollout with this secret: HTTP status and body."""
+        # A rollout that ends cancels the calls that it has left, so each is a task of its own.
+        answer = await asyncio.ensure_future(self._complete(HandledRequest(secret, body)))
+        return answer.status, answer.body
 
     def register(self, session: RolloutSession) -> tuple[str, str]:
         playing = PLAYING.get()
@@ -86,6 +127,21 @@ class PlayingServer(InterceptionServer):
             return super().register(session)
         finally:
             del self.clients[key]  # the next episode has an address of its own
+
+
+class HandledRequest(dict[Any, Any]):
+    """What the server's handler looks at of a request."""
+
+    path = "/v1/chat/completions"
+
+    def __init__(self, secret: str, body: bytes) -> None:
+        super().__init__()
+        self.headers: CIMultiDict[str] = CIMultiDict(authorization=f"Bearer {secret}")
+        self.content_length = len(body)
+        self._read_bytes: bytes | None = body
+
+    async def read(self) -> bytes:
+        return self._read_bytes or b""
 
 
 def agent_name(session: RolloutSession) -> str:
