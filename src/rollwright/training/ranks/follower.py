@@ -11,13 +11,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
-from rollwright.errors import RollwrightError
+from rollwright.errors import FormatError, RollwrightError
+from rollwright.training.checkpoints import Manifest
 from rollwright.training.ranks.collective import Ranks
 from rollwright.training.ranks.commands import Channel, decode_rows
 from rollwright.training.ranks.group import SETUP, Seat, Store, connect, is_loss, join, leave, ready_key
@@ -75,7 +77,7 @@ def make_call(trainer: "Trainer", kind: str, content: bytes) -> None:
         case "adapter":
             trainer.export_adapter(Path())
         case "save":
-            trainer.save(Path(), {})
+            trainer.save(Path(content.decode()), {})
         case "restore":
             names = msgspec.msgpack.decode(content)
             single = {entry: torch.tensor(value) for entry, value in names["single"].items()}
@@ -84,6 +86,12 @@ def make_call(trainer: "Trainer", kind: str, content: bytes) -> None:
                 {**dict.fromkeys(names["moments"]), **single},
                 names["state"],
             )
+        case "restore_shards":
+            names = msgspec.msgpack.decode(content)
+            manifest = Manifest(Path(names["place"]), names["sharded"], names["state"], {}, names["sums"])
+            # All ranks have found the same damage, and rank 0 restores an earlier checkpoint.
+            with suppress(FormatError):
+                trainer.take_shards(Path(names["folder"]), manifest)
         case _:
             raise RollwrightError(f"rank: unknown call {kind!r}")
 
