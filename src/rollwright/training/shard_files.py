@@ -19,6 +19,9 @@ from rollwright.training.checkpoints import Manifest, save_tensors
 FIRST_ROWS = "first_rows"
 """Key of a file's metadata: the first row of each piece, as JSON."""
 
+GROUPS = ("model", "optimizer", "random")
+"""Names of a checkpoint's files of whole tensors; in shards, of tensors before a slash."""
+
 
 def shard_name(rank: int, size: int) -> str:
     """Name of a rank's file, without its suffix."""
@@ -26,7 +29,7 @@ def shard_name(rank: int, size: int) -> str:
 
 
 def save_shard(file: Path, pieces: Mapping[str, Tensor], first_rows: Mapping[str, int]) -> None:
-    """Writes a rank's pieces; names are `file of a whole checkpoint/tensor`."""
+    """Writes a rank's pieces; names are `group/tensor`."""
     save_tensors(file, pieces, {FIRST_ROWS: json.dumps(dict(first_rows))})
 
 
@@ -59,7 +62,7 @@ class TensorPieces:
                 raise FormatError(f"checkpoint {manifest.place}: rows of {tensor} are missing")
 
     def names(self, group: str) -> list[str]:
-        """Names of the tensors of a group: `model`, `optimizer` or `random`."""
+        """Names of the tensors of one of `GROUPS`."""
         return [each.removeprefix(f"{group}/") for each in self._pieces if each.startswith(f"{group}/")]
 
     def shape(self, group: str, name: str) -> tuple[int, ...]:
@@ -87,10 +90,10 @@ class TensorPieces:
 
     def whole(self) -> dict[str, dict[str, Tensor]]:
         """All tensors by group and name."""
-        found: dict[str, dict[str, Tensor]] = {}
+        found: dict[str, dict[str, Tensor]] = {group: {} for group in GROUPS}
         for each in self._pieces:
             group, name = each.split("/", 1)
-            found.setdefault(group, {})[name] = self.read(group, name)
+            found[group][name] = self.read(group, name)
         return found
 
 
