@@ -21,7 +21,17 @@ from rollwright.models import load_model
 from rollwright.training.checkpoints import read_manifest
 from rollwright.training.ranks.collective import RankFailed, Ranks
 from rollwright.training.ranks.commands import Channel, decode_rows, encode_rows, wait_for
-from rollwright.training.ranks.group import SETUP, RanksLost, Seat, is_loss, join, leave, ready_key, serve
+from rollwright.training.ranks.group import (
+    LOOPBACK,
+    SETUP,
+    RanksLost,
+    Seat,
+    is_loss,
+    join,
+    leave,
+    ready_key,
+    serve,
+)
 from rollwright.training.ranks.processes import RankProcesses
 from rollwright.training.report import StepReport
 from rollwright.training.rows import Row
@@ -32,7 +42,6 @@ from rollwright.trajectory import Floats, TokenIds
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LOOPBACK = "127.0.0.1"
 START_SECONDS = 600.0
 """Seconds for the other ranks to load the base model, at least."""
 NOTICE_SECONDS = 2.0
