@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rollwright import rng
 from rollwright.engines.base import Weights
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.hardware import is_out_of_memory
+from rollwright.hardware import gigabytes, is_out_of_memory
 from rollwright.models.loading import weights_checksum
 from rollwright.training.checkpoints import (
     Checkpoint,
@@ -35,6 +35,7 @@ from rollwright.training.micro_batches import MicroBatch, PackedRow, pack, scori
 from rollwright.training.model import TrainedModel
 from rollwright.training.ranks.collective import ALONE, Ranks
 from rollwright.training.report import Skip, StepReport, batch_figures, silent_share
+from rollwright.training.row_memory import memory_for_rows
 from rollwright.training.rows import Row
 from rollwright.training.settings import TrainerSettings as TrainerSettings
 from rollwright.training.trained_state import TrainedState, restore_random_states
@@ -115,6 +116,7 @@ class Trainer:
         if not packed or idle == len(packed):
             return self._skip(Skip.NO_ADVANTAGE if packed else Skip.EMPTY, known, began)
         self._check_ids(packed)
+        self._check_lengths(packed)
         tallies, norms, why = self._updates(packed)
         known |= {"rows_without_gradient": idle, "updates": len(norms), **update_figures(tallies, norms)}
         known["value_explained"] = explained_variance(packed)
@@ -228,17 +230,18 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
             if self._halved:
-                raise self._out_of_memory() from error
+                raise self._out_of_memory(max(row.length for row in rows)) from error
         self._halved = True
         self._budget = max(min(self._budget, sum(row.length for row in rows)) // 2, 1)
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         return self._within_memory(rows, compute)
 
-    def _out_of_memory(self) -> TrainingStopped:
+    def _out_of_memory(self, longest: int) -> TrainingStopped:
         self._optimizer.zero_grad(set_to_none=True)
         return TrainingStopped(
             f"out of memory after version {self.version}, also with micro-batches of {self._budget} tokens; "
+            f"the longest row has {longest:,}, and a row is computed as a whole; "
             "set tokens_per_micro_batch lower, train shorter rows, use LoRA or a smaller model"
         )
 
@@ -264,6 +267,22 @@ class Trainer:
                     f"rollout {row.rollout_id}: token id {highest}, but the model has {vocabulary}; "
                     "rollouts and trainer need the same model"
                 )
+
+    def _check_lengths(self, packed: Sequence[PackedRow]) -> None:
+        """Refuses a row that no rank can compute; rows that a micro-batch has room for are not looked at."""
+        longest = max(packed, key=lambda row: row.length)
+        if longest.length <= self._budget:
+            return
+        memory = -self.ranks.maxima([-float(memory_for_rows(self._model.device))])[0]
+        need = self._model.row_memory.size(longest.length)
+        if need > memory:
+            lighter = "" if self.settings.activation_checkpointing else "set activation_checkpointing, "
+            raise TrainingStopped(
+                f"rollout {longest.rollout_id}: its row of {longest.length:,} tokens needs more than {gigabytes(int(need))} "
+                f"for its activations, and a rank has {gigabytes(int(memory))} left, in which at most "
+                f"{self._model.row_memory.longest(memory):,} tokens fit; a row is not cut over ranks: {lighter}"
+                "play shorter episodes, or use a smaller model"
+            )
 
     def _skip(self, why: Skip, known: Mapping[str, Any], began: float) -> StepReport:
         self.skipped[why] += 1
