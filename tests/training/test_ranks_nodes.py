@@ -172,8 +172,5 @@ def test_ranks_of_ray_are_placed_over_its_nodes_and_those_of_a_lost_node_are_rep
 
 
 def nodes_of(ray: Any, many: Any) -> set[str]:
-    """Nodes of the ranks that are actors."""
-    from ray.util.state import list_actors
-
-    own = {actor._actor_id.hex() for actor in many.others.actors.values()}
-    return {each.node_id for each in list_actors(limit=1000) if each.actor_id in own}
+    """Nodes on which the ranks that are actors are placed."""
+    return set(ray.util.placement_group_table(many.others._group)["bundles_to_node_id"].values())
