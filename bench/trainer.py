@@ -216,12 +216,16 @@ def _medians(steps: dict[str, Callable[[], object]]) -> dict[str, float]:
     return {name: statistics.median(each[1:]) for name, each in taken.items()}
 
 
-def _trl(size: Size, rows: Sequence[Row]) -> float:
-    """CPU seconds of a step of TRL's trainer, fed with the same rows through its rollout hook."""
+def _trl(size: Size, batch: Sequence[Row], rank: int = 0, ranks: int = 1) -> float:
+    """CPU seconds of a step of TRL's trainer, fed with the same rows through its rollout hook.
+
+    `ranks`: processes that share the batch, each with as many rows, in their order; the seconds are those of this one.
+    """
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    rows = batch[rank * len(batch) // ranks : (rank + 1) * len(batch) // ranks]
     taken: list[float] = []
     clock = {"began": 0.0, "generating": 0.0}
 
@@ -265,6 +269,7 @@ def _trl(size: Size, rows: Sequence[Row]) -> float:
             gradient_checkpointing=False,
             bf16=False,
             beta=0.0,
+            ddp_find_unused_parameters=False,  # none is unused, and looking for them costs a pass over the graph
         )
         trainer = Timed(
             model=_model(size),

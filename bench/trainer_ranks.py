@@ -2,18 +2,29 @@
 
     python bench/trainer_ranks.py
 
-Prints a table and writes `bench/results/trainer_ranks.json`. The batch is that of `bench/trainer.py`. CPU time is that of all
+Prints tables and writes `bench/results/trainer_ranks.json`. The batch is that of `bench/trainer.py`. CPU time is that of all
 ranks together, with one thread each; the arms are run in turn, several times, and the median step counts. Bytes are counted on
 rank 0, where torch's collectives are called: what it receives when weights are gathered and sends when gradients are reduced.
-In theory that is (N − 1) / N of all weights each, once for an update. TRL under accelerate is not measured.
+In theory that is (N − 1) / N of all weights each, once for an update. Waiting is counted where ranks agree on the outcome of
+their passes; with `every_pass` they wait inside of torch's collectives, which is not counted.
+
+Beside it: TRL's `GRPOTrainer` under accelerate, with as many processes, which hold the whole model each (DDP over gloo) and
+reduce gradients once in a step. It gets the same rows through its rollout hook, an equal number of them on each process, in
+micro-batches of 16 rows. Compared are loss, backward pass, communication and optimiser, from the rows to the changed weights;
+TRL's generation and scoring are not timed. TRL pads rows and computes shared prefixes in each of them, ours packs and joins.
+
+Last, the memory of rank 0 while a checkpoint is written: what its resident memory rises by, as whole tensors and in shards.
 """
 
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import json
 import logging
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -27,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from results_file import write_results
+from rollwright.models.tiny import tiny_llama
 from rollwright.training.ranks.leader import LeadingTrainer, Setup
 from rollwright.training.settings import TrainerSettings
 from trainer import SIZES, _model, _rows, _scored
@@ -36,6 +48,8 @@ PROCESSES = (1, 2, 4)
 SIZE = "1 M parameters"
 ROUNDS, STEPS = 2, 4
 """Times that every arm is run, and timed steps in each."""
+SAVED = {"vocabulary_size": 2048, "hidden_size": 512, "layers": 8, "seed": 1}
+"""Model whose checkpoints are written: its state is large beside what a process of torch has anyway."""
 
 
 class Bytes:
@@ -90,7 +104,75 @@ def measure(console: Console) -> dict[str, Any]:
         name: {key: statistics.median(each[key] for each in own) for key in own[0]}
         for name, own in rounds.items()
     }
-    return {"tokens": tokens, "parameters": parameters, "ranks": found}
+    beside: dict[str, list[float]] = {}
+    for number in range(ROUNDS):
+        for count in PROCESSES:
+            with console.status(f"round {number + 1}: TRL on {count} processes"):
+                beside.setdefault(str(count), []).append(trl_step(count))
+    trl = {count: {"cpu_seconds": statistics.median(each)} for count, each in beside.items()}
+    with console.status("checkpoints"):
+        saving = {layout: saving_memory(layout) for layout in ("whole", "sharded")}
+    return {"tokens": tokens, "parameters": parameters, "ranks": found, "trl": trl, "checkpoints": saving}
+
+
+def trl_step(count: int) -> float:
+    """CPU seconds of all processes of TRL's trainer for one step."""
+    with tempfile.TemporaryDirectory() as folder:
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+        script = str(Path(__file__).with_name("trainer_ranks_trl.py"))
+        subprocess.run(
+            [sys.executable, *launch, script, SIZE, folder],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        files = [Path(folder) / f"{rank}.json" for rank in range(count)]
+        return sum(json.loads(each.read_text(encoding="utf-8"))["cpu_seconds"] for each in files)
+
+
+def saving_memory(layout: str) -> dict[str, float]:
+    """Rise of rank 0's memory while it saves on 4 ranks, in a process of its own."""
+    code = f"import trainer_ranks; trainer_ranks.save_and_print({layout!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=Path(__file__).parent
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def save_and_print(layout: str) -> None:
+    from rollwright.training.ranks.processes import ALLOCATOR
+
+    if ALLOCATOR.items() - os.environ.items():  # read when a process starts; other ranks have it from rank 0
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **ALLOCATOR})
+    torch.set_num_threads(1)
+    model = tiny_llama(**SAVED)
+    state = 3 * 4 * sum(each.numel() for each in model.parameters())
+    settings = TrainerSettings(device="cpu", processes=4, checkpoint_layout=layout, max_logprob_gap=50.0)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        del model
+        trainer = LeadingTrainer(Setup(folder, settings))
+        try:
+            trainer.step(_rows(SAVED["vocabulary_size"])[:8])
+            trainer.save(Path(folder) / "first", {})  # buffers of communication are there from then on
+            Path("/proc/self/clear_refs").write_text(
+                "5", encoding="utf-8"
+            )  # the highest memory is counted anew
+            before = _memory("VmRSS")
+            trainer.save(Path(folder) / "saved", {})
+            rise = _memory("VmHWM") - before
+        finally:
+            trainer.close()
+    print(json.dumps({"state_mb": state / 1e6, "rise_mb": rise / 1e6}))
+
+
+def _memory(name: str) -> int:
+    """A figure of this process's memory in bytes, by its name in `/proc`."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(name)
 
 
 def steps(folder: str, count: int, gather: str, rows: Any, counted: Bytes) -> dict[str, float]:
@@ -144,6 +226,12 @@ def main() -> None:
             f"{theory / 1e6:.2f}",
         )
     console.print(table)
+    for count, each in found["trl"].items():
+        console.print(f"TRL, {count} processes: {found['tokens'] / each['cpu_seconds']:,.0f} tokens / CPU s")
+    for layout, each in found["checkpoints"].items():
+        console.print(
+            f"{layout} checkpoint of {each['state_mb']:.0f} MB on 4 ranks: rank 0 rises by {each['rise_mb']:.0f} MB"
+        )
     console.print(f"written to {write_results('trainer_ranks', found).relative_to(ROOT)}")
 
 

@@ -22,7 +22,12 @@ RANKS = """One step on 1, 2 and 4 ranks with FSDP2 over gloo, on the rows of the
 of all ranks together, the share of the step in which ranks wait for each other, and the bytes of one step that rank 0 receives
 when weights are gathered and sends when gradients are reduced. In theory, with weights gathered once for an update, each is
 (N − 1) / N of all weights. Four ranks share two cores here, and the machine was busy; the figures show what communication costs,
-not speed. `every pass` gathers layer by layer in every forward and backward pass, for models that do not fit one rank."""
+not speed. `every pass` gathers layer by layer in every forward and backward pass, for models that do not fit one rank; its waiting
+is inside of torch's collectives and not counted.
+
+*TRL*: its `GRPOTrainer` under accelerate with as many processes (DDP over gloo, gradients reduced once in a step), the same rows,
+an equal number on each process, from the rows to the changed weights without TRL's generation and scoring. Its rows are padded
+and share no prefixes. The second table is the rise of rank 0's memory while a checkpoint is written on 4 ranks."""
 
 PREFIXES = """One batch through the trainer with every row by itself, and with rows that share a prefix joined so that it is
 computed once: CPU seconds of one thread for the gradient, and for a whole step with the optimiser. *Apart* is the distance of
@@ -174,15 +179,26 @@ def _trainer_ranks(figures: Figures) -> list[str]:
             f"{each['processes']:.0f}",
             name.split()[1].replace("_", " "),
             f"{figures['tokens'] / each['cpu_seconds']:,.0f}",
-            f"{100 * each['waiting_share']:.0f} %",
+            f"{100 * each['waiting_share']:.0f} %" if "once" in name else "–",
             f"{each['gathered_bytes'] / 1e6:.2f}",
             f"{each['reduced_bytes'] / 1e6:.2f}",
             f"{4e-6 * figures['parameters'] * (each['processes'] - 1) / each['processes']:.2f}",
         )
         for name, each in figures["ranks"].items()
     ]
+    rows += [
+        (count, "TRL", f"{figures['tokens'] / each['cpu_seconds']:,.0f}", "–", "–", "–", "–")
+        for count, each in figures.get("trl", {}).items()
+    ]
     heads = ("processes", "gather", "tokens / CPU s", "waiting", "gathered, MB", "reduced, MB", "theory, MB")
-    return [table(heads, rows)]
+    saved = [
+        (layout, f"{each['state_mb']:.0f}", f"{each['rise_mb']:.1f}")
+        for layout, each in figures.get("checkpoints", {}).items()
+    ]
+    return [
+        table(heads, rows),
+        *([table(("checkpoint", "state, MB", "rise of rank 0, MB"), saved)] if saved else []),
+    ]
 
 
 def _async_training(figures: Figures) -> list[str]:

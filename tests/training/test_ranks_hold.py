@@ -20,6 +20,7 @@ import torch
 
 from rollwright.models import load_model
 from rollwright.models.tiny import tiny_llama
+from rollwright.rng import generator
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.training import TrainingRun
 from rollwright.training.checkpoints import read_checkpoint
@@ -189,6 +190,38 @@ def test_a_rank_killed_at_any_moment_costs_no_step_and_trains_none_twice(
         many.step(batch(6)), one.step(batch(6))
         assert (many.version, many.updates) == (one.version, one.updates) == (7, 7)
         assert difference(one.weights().tensors, many.weights().tensors) < LEARNING_RATE / 10
+    finally:
+        many.close()
+
+
+@pytest.mark.parametrize(
+    ("processes", "more"),
+    [
+        (4, {"lora": {"rank": 4}, "checkpoint_layout": "sharded"}),
+        (4, {"sharding": "hybrid", "shard_ranks": 2, "checkpoint_layout": "sharded"}),
+        (2, {"sharding": "replicate"}),
+    ],
+    ids=["lora", "hybrid", "replicate"],
+)
+def test_ranks_killed_and_stopped_at_random_moments_train_every_batch_once(
+    tmp_path: Path, batch: Any, processes: int, more: dict[str, Any]
+) -> None:
+    dice, model = generator("attack", processes, str(more)), tiny(tmp_path)
+    one, many = trainer(model, **more), trainer(model, processes=processes, rank_timeout=8.0, **more)
+    try:
+        for step in range(6):
+            victim = many.others.pids[dice.randrange(1, processes)]
+            sent = dice.choice([signal.SIGKILL, signal.SIGSTOP])
+            attack = threading.Timer(dice.random() / 5, os.kill, (victim, sent))
+            if step % 2:
+                attack.start()
+            one.step(batch(step)), many.step(batch(step))
+            many.save(tmp_path / f"{step}", {"step": step})
+            if step % 2:
+                attack.join()
+        assert (many.version, many.updates) == (one.version, one.updates) == (6, 6)
+        assert difference(one.weights().tensors, many.weights().tensors) < LEARNING_RATE / 10
+        assert many.restore(tmp_path / "5") == {"step": 5}
     finally:
         many.close()
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from rollwright.training.branch_attention import tokens_per_pair
 from rollwright.training.micro_batches import MicroBatch
 from rollwright.training.ranks.collective import ALONE, Ranks
 from rollwright.training.ranks.sharding import ShardedModule, checkpoint_activations, decoder_layers, full
+from rollwright.training.row_memory import LENGTHS, RowMemory, kept_bytes
 from rollwright.training.settings import LoraSettings, TrainerSettings
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class TrainedModel:
         self._shards: list[ShardedModule] = []
         """The trained module and the reference model, if they are sharded."""
         if ranks.size > 1:  # after the passes above: these leave the weights gathered
+            _ = self.row_memory  # while every rank has whole weights, so that it communicates nothing
             self._shards = [
                 ShardedModule(module, decoder_layers(module), settings, ranks)
                 for module in (self.module, self._reference)
@@ -104,6 +106,20 @@ class TrainedModel:
     @property
     def vocabulary(self) -> int:
         return int(self.base.get_input_embeddings().num_embeddings)
+
+    @cached_property
+    def row_memory(self) -> RowMemory:
+        """Memory of a row's activations by its length, without those of the output head."""
+
+        def run(length: int) -> Tensor:
+            ids = torch.zeros(1, length, dtype=torch.long, device=self.device)
+            last = torch.tensor([length - 1], device=self.device)
+            mixed = torch.autocast(self.device.type, torch.bfloat16) if self._bfloat16 else nullcontext()
+            with mixed, _only_at(self._head, last):
+                return self.module(input_ids=ids, use_cache=False).logits  # type: ignore[no-any-return]
+
+        first, second, third = (kept_bytes(partial(run, length)) for length in LENGTHS)
+        return RowMemory.of((first, second, third))
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """Trainable parameters by name; tied weights appear once."""

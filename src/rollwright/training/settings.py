@@ -281,6 +281,9 @@ class TrainerSettings(Settings):
     more communication."""
     activation_checkpointing: bool = False
     """Whether activations are computed again in the backward pass instead of being kept: less memory, a third more time."""
+    checkpoint_layout: Literal["whole", "sharded"] = "whole"
+    """Files of a checkpoint: whole tensors that rank 0 gathers, or shards that every rank writes by itself into the run's
+    folder, which all ranks share then, so that the state need not fit one rank."""
     rank_timeout: PositiveFloat = 300.0
     """Seconds that ranks wait for each other; after them, or when a rank dies, all ranks end."""
     rank_restarts: NonNegativeInt = 3

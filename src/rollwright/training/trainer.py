@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from rollwright import rng
 from rollwright.engines.base import Weights
-from rollwright.errors import ConfigError, FormatError, RollwrightError
-from rollwright.hardware import is_out_of_memory
+from rollwright.errors import ConfigError, RollwrightError
+from rollwright.hardware import gigabytes, is_out_of_memory
 from rollwright.models.loading import weights_checksum
 from rollwright.training.checkpoints import (
     Checkpoint,
-    read_checkpoint,
+    Manifest,
+    read_manifest,
     save_model_tensors,
     save_tensors,
-    write_checkpoint,
     write_folder,
 )
 from rollwright.training.critic import Critic, explained_variance
@@ -34,10 +34,11 @@ from rollwright.training.losses import check_loss
 from rollwright.training.micro_batches import MicroBatch, PackedRow, pack, scoring_row
 from rollwright.training.model import TrainedModel
 from rollwright.training.ranks.collective import ALONE, Ranks
-from rollwright.training.ranks.sharding import full, like
 from rollwright.training.report import Skip, StepReport, batch_figures, silent_share
+from rollwright.training.row_memory import memory_for_rows
 from rollwright.training.rows import Row
 from rollwright.training.settings import TrainerSettings as TrainerSettings
+from rollwright.training.trained_state import TrainedState, restore_random_states
 from rollwright.training.update_figures import skip_advice, staleness, update_figures
 from rollwright.trajectory import MIN_TEMPERATURE, Floats, TokenIds, floats
 
@@ -93,6 +94,7 @@ class Trainer:
         self._model = TrainedModel(model, settings, seed, ranks)
         self._parameters = self._model.trained_parameters()
         self._optimizer = _optimizer(self._parameters, self._model.critic_parameters(), settings)
+        self._state = TrainedState(self._parameters, self._optimizer, ranks)
 
     def step(self, rows: Sequence[Row]) -> StepReport:
         """Trains on one batch. Blocks. Raises `TrainingStopped` after too many failed steps in a row."""
@@ -114,6 +116,7 @@ class Trainer:
         if not packed or idle == len(packed):
             return self._skip(Skip.NO_ADVANTAGE if packed else Skip.EMPTY, known, began)
         self._check_ids(packed)
+        self._check_lengths(packed)
         tallies, norms, why = self._updates(packed)
         known |= {"rows_without_gradient": idle, "updates": len(norms), **update_figures(tallies, norms)}
         known["value_explained"] = explained_variance(packed)
@@ -227,17 +230,18 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
             if self._halved:
-                raise self._out_of_memory() from error
+                raise self._out_of_memory(max(row.length for row in rows)) from error
         self._halved = True
         self._budget = max(min(self._budget, sum(row.length for row in rows)) // 2, 1)
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
         return self._within_memory(rows, compute)
 
-    def _out_of_memory(self) -> TrainingStopped:
+    def _out_of_memory(self, longest: int) -> TrainingStopped:
         self._optimizer.zero_grad(set_to_none=True)
         return TrainingStopped(
             f"out of memory after version {self.version}, also with micro-batches of {self._budget} tokens; "
+            f"the longest row has {longest:,}, and a row is computed as a whole; "
             "set tokens_per_micro_batch lower, train shorter rows, use LoRA or a smaller model"
         )
 
@@ -263,6 +267,22 @@ class Trainer:
                     f"rollout {row.rollout_id}: token id {highest}, but the model has {vocabulary}; "
                     "rollouts and trainer need the same model"
                 )
+
+    def _check_lengths(self, packed: Sequence[PackedRow]) -> None:
+        """Refuses a row that no rank can compute; rows that a micro-batch has room for are not looked at."""
+        longest = max(packed, key=lambda row: row.length)
+        if longest.length <= self._budget:
+            return
+        memory = -self.ranks.maxima([-float(memory_for_rows(self._model.device))])[0]
+        need = self._model.row_memory.size(longest.length)
+        if need > memory:
+            lighter = "" if self.settings.activation_checkpointing else "set activation_checkpointing, "
+            raise TrainingStopped(
+                f"rollout {longest.rollout_id}: its row of {longest.length:,} tokens needs more than {gigabytes(int(need))} "
+                f"for its activations, and a rank has {gigabytes(int(memory))} left, in which at most "
+                f"{self._model.row_memory.longest(memory):,} tokens fit; a row is not cut over ranks: {lighter}"
+                "play shorter episodes, or use a smaller model"
+            )
 
     def _skip(self, why: Skip, known: Mapping[str, Any], began: float) -> StepReport:
         self.skipped[why] += 1
@@ -363,13 +383,7 @@ class Trainer:
         return Weights(version=self.version, adapter=folder, checksum=weights_checksum(folder))
 
     def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
-        """Saves the state from which a trainer with the same base model and settings resumes, on any number of ranks.
-
-        Shards are gathered, and rank 0 writes.
-        """
-        parameters, moments = self._whole_state()
-        if self.ranks.rank:
-            return
+        """Saves the state from which a trainer with the same base model and settings resumes, on any number of ranks."""
         state = {
             "version": self.version,
             "updates": self.updates,
@@ -378,39 +392,24 @@ class Trainer:
             "tokens_per_micro_batch": self._budget,
             "halved": self._halved,
         }
-        tensors = {"model": parameters, "optimizer": moments, "random": _random_states()}
-        write_checkpoint(folder, Checkpoint(tensors, state, extra))
-
-    def _whole_state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Parameters and optimiser moments by name; on ranks other than 0, nothing, after they took part in gathering."""
-        names = {id(parameter): name for name, parameter in self._parameters.items()}
-        parameters: dict[str, Tensor] = {}
-        moments: dict[str, Tensor] = {}
-        for name, parameter in self._parameters.items():
-            _keep(parameters, name, full(parameter), self.ranks)
-        for trained, state in self._optimizer.state.items():
-            for key, value in state.items():
-                _keep(moments, f"{key}.{names[id(trained)]}", full(value), self.ranks)
-        return parameters, moments
+        sharded = self.settings.checkpoint_layout == "sharded"
+        write = self._state.write_shards if sharded else self._state.write_whole
+        write(folder, state, extra)
 
     def restore(self, folder: Path) -> dict[str, Any]:
         """Restores the state that `save` wrote; returns its `extra`."""
+        manifest = read_manifest(folder)
+        if manifest.sharded:
+            self.take_shards(folder, manifest)
+            return dict(manifest.extra)
         checkpoint = self.read(folder)
         self.take(checkpoint.tensors["model"], checkpoint.tensors["optimizer"], checkpoint.state)
-        _restore_random_states(checkpoint.tensors["random"])
+        restore_random_states(checkpoint.tensors["random"])
         return dict(checkpoint.extra)
 
     def read(self, folder: Path) -> Checkpoint:
-        """Reads a checkpoint and checks that it is of this model."""
-        checkpoint = read_checkpoint(folder)
-        saved = checkpoint.tensors["model"]
-        expected = {name: tuple(each.shape) for name, each in self._parameters.items()}
-        if {name: tuple(each.shape) for name, each in saved.items()} != expected:
-            raise FormatError(
-                f"checkpoint {folder}: is of another model or other adapters; "
-                "accepted: one that was saved with the same base model and the same `lora` and `critic`"
-            )
-        return checkpoint
+        """Reads a checkpoint as whole tensors and checks that it is of this model."""
+        return self._state.read_whole(folder)
 
     def take(
         self,
@@ -419,19 +418,15 @@ class Trainer:
         state: Mapping[str, Any],
     ) -> None:
         """Takes over a state. Ranks other than 0 need the names alone, except of single numbers among the moments."""
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(like(parameter, parameters[name], self.ranks))
-        self._optimizer.state.clear()
-        for entry, value in moments.items():
-            key, name = entry.split(".", 1)
-            parameter = self._parameters[name]
-            single = value is not None and value.dim() == 0 and parameter.dim() > 0
-            self._optimizer.state[parameter][key] = (
-                value.to(parameter.device)
-                if single and value is not None
-                else like(parameter, value, self.ranks)
-            )
+        self._state.take_whole(parameters, moments)
+        self._take_counters(state)
+
+    def take_shards(self, folder: Path, manifest: Manifest) -> None:
+        """Takes over a state of which every rank reads its own rows."""
+        self._state.take_shards(folder, manifest)
+        self._take_counters(manifest.state)
+
+    def _take_counters(self, state: Mapping[str, Any]) -> None:
         self.version, self.updates = state["version"], state["updates"]
         self.skipped = Counter(state["skipped"])
         self._skips_in_a_row = state["skips_in_a_row"]
@@ -471,23 +466,3 @@ def _chosen(values: Sequence[Tensor] | None, places: Sequence[int]) -> list[Tens
 
 _NEVER_ZERO = 1e-6
 """Added to a norm before it divides, as in torch."""
-
-
-def _keep(found: dict[str, Tensor], name: str, value: Tensor, ranks: Ranks) -> None:
-    if ranks.rank == 0:
-        found[name] = value
-
-
-def _random_states() -> dict[str, Tensor]:
-    """States of torch's global generators. Only models with random layers use them; the trainer itself does not."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states |= {f"cuda.{place}": state for place, state in enumerate(torch.cuda.get_rng_state_all())}
-    return states
-
-
-def _restore_random_states(states: Mapping[str, Tensor]) -> None:
-    torch.set_rng_state(states["cpu"])
-    for place in range(torch.cuda.device_count()):
-        if f"cuda.{place}" in states:
-            torch.cuda.set_rng_state(states[f"cuda.{place}"], place)

@@ -51,6 +51,17 @@ class Ranks:
         dist.all_reduce(on_cpu)
         return on_cpu.to(values.device)
 
+    def bytes_of_all(self, own: bytes) -> list[bytes]:
+        """What each rank gave, in the order of ranks; all give equally many."""
+        if self.size == 1:
+            return [own]
+        import torch.distributed as dist
+
+        given = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        found = [torch.empty_like(given) for _ in range(self.size)]
+        dist.all_gather(found, given)
+        return [each.numpy().tobytes() for each in found]
+
     def from_first(self, tensor: Tensor, value: Tensor | None) -> Tensor:
         """Rank 0's `value`, which the other ranks need not know; of the shape, type and device of `tensor`."""
         whole = (

@@ -2,7 +2,7 @@
 
     python -m rollwright.training.ranks.follower
 
-Always true: it ends when rank 0 does, and at the first error; its last line on standard error says why.
+Always true: it ends when rank 0 does, or cannot be reached, and at the first error; its last line on standard error says why.
 """
 
 import json
@@ -10,17 +10,30 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 
-from rollwright.errors import RollwrightError
+from rollwright.errors import FormatError, RollwrightError
+from rollwright.training.checkpoints import Manifest
 from rollwright.training.ranks.collective import Ranks
 from rollwright.training.ranks.commands import Channel, decode_rows
-from rollwright.training.ranks.group import SETUP, Seat, Store, connect, is_loss, join, leave, ready_key
+from rollwright.training.ranks.group import (
+    LOOPBACK,
+    SETUP,
+    Seat,
+    Store,
+    connect,
+    is_loss,
+    join,
+    leave,
+    ready_key,
+)
 from rollwright.training.settings import TrainerSettings
 from rollwright.trajectory import token_ids
 
@@ -36,6 +49,8 @@ def follow(seat: Seat, store: Store, wanted: Callable[[], bool] = lambda: True) 
     from rollwright.models import load_model
     from rollwright.training.trainer import Trainer
 
+    if seat.host != LOOPBACK:
+        _end_without_leader(seat)
     store.wait([SETUP], seat.limit)
     setup = json.loads(store.get(SETUP))
     model = load_model(setup["model"])
@@ -75,7 +90,7 @@ def make_call(trainer: "Trainer", kind: str, content: bytes) -> None:
         case "adapter":
             trainer.export_adapter(Path())
         case "save":
-            trainer.save(Path(), {})
+            trainer.save(Path(content.decode()), {})
         case "restore":
             names = msgspec.msgpack.decode(content)
             single = {entry: torch.tensor(value) for entry, value in names["single"].items()}
@@ -84,8 +99,32 @@ def make_call(trainer: "Trainer", kind: str, content: bytes) -> None:
                 {**dict.fromkeys(names["moments"]), **single},
                 names["state"],
             )
+        case "restore_shards":
+            names = msgspec.msgpack.decode(content)
+            manifest = Manifest(Path(names["place"]), names["sharded"], names["state"], {}, names["sums"])
+            # All ranks have found the same damage, and rank 0 restores an earlier checkpoint.
+            with suppress(FormatError):
+                trainer.take_shards(Path(names["folder"]), manifest)
         case _:
             raise RollwrightError(f"rank: unknown call {kind!r}")
+
+
+def _end_without_leader(seat: Seat) -> None:
+    """Ends this process when rank 0 cannot be reached for the time limit: a network that is cut closes no connection."""
+
+    def watch() -> None:
+        while True:
+            time.sleep(max(seat.seconds / 4, 1.0))
+            try:
+                connect(seat)
+            except RuntimeError:
+                print(
+                    f"rank {seat.rank}: rank 0 at {seat.host} was not there for {seat.seconds:g} s",
+                    file=sys.stderr,
+                )
+                os._exit(LOST)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _end_with_parent() -> None:

@@ -1,6 +1,7 @@
 """The process group of a trainer's ranks: who they are, how they meet, and when they take each other for lost."""
 
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,7 +15,11 @@ from rollwright.errors import RollwrightError
 
 HOST, PORT, RANK, SIZE = "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"
 """Environment variables by which ranks find each other, as torchrun names them."""
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Network interface of gloo."""
 SECONDS = "ROLLWRIGHT_RANK_TIMEOUT"
+LOOPBACK = "127.0.0.1"
+"""Host of ranks that rank 0 starts on its own machine."""
 SETUP = "setup"
 """Key of what the other ranks need to build their trainers."""
 
@@ -63,6 +68,8 @@ def connect(seat: Seat) -> Store:
 
 def join(store: Store, seat: Seat) -> None:
     """Forms the process group; returns when all ranks are in it."""
+    if INTERFACE not in os.environ and (found := interface_to(seat.host)) is not None:
+        os.environ[INTERFACE] = found
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(
         backend,
@@ -71,6 +78,26 @@ def join(store: Store, seat: Seat) -> None:
         world_size=seat.size,
         timeout=seat.limit,
     )
+
+
+def interface_to(host: str) -> str | None:
+    """Name of this machine's network interface on the way to `host`; `None` if it cannot be told.
+
+    Gloo would take the address that the machine's own name stands for, which often is not that of any network of the ranks.
+    """
+    import psutil
+
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing
+            own = probe.getsockname()[0]
+    except OSError:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == own for each in addresses):
+            return str(name)
+    return None
 
 
 def leave() -> None:

@@ -18,9 +18,20 @@ import msgspec
 from rollwright.engines.base import Weights
 from rollwright.errors import RollwrightError
 from rollwright.models import load_model
+from rollwright.training.checkpoints import read_manifest
 from rollwright.training.ranks.collective import RankFailed, Ranks
 from rollwright.training.ranks.commands import Channel, decode_rows, encode_rows, wait_for
-from rollwright.training.ranks.group import SETUP, RanksLost, Seat, is_loss, join, leave, ready_key, serve
+from rollwright.training.ranks.group import (
+    LOOPBACK,
+    SETUP,
+    RanksLost,
+    Seat,
+    is_loss,
+    join,
+    leave,
+    ready_key,
+    serve,
+)
 from rollwright.training.ranks.processes import RankProcesses
 from rollwright.training.report import StepReport
 from rollwright.training.rows import Row
@@ -31,7 +42,6 @@ from rollwright.trajectory import Floats, TokenIds
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-LOOPBACK = "127.0.0.1"
 START_SECONDS = 600.0
 """Seconds for the other ranks to load the base model, at least."""
 NOTICE_SECONDS = 2.0
@@ -180,7 +190,8 @@ class LeadingTrainer:
         return self._call(lambda: self._made("adapter", b"", lambda: self._trainer.export_adapter(folder)))
 
     def save(self, folder: Path, extra: Mapping[str, Any]) -> None:
-        self._call(lambda: self._made("save", b"", lambda: self._trainer.save(folder, extra)))
+        shared = str(folder.absolute()).encode() if self._in_shards else b""
+        self._call(lambda: self._made("save", shared, lambda: self._trainer.save(folder, extra)))
         self._checkpoint, self._since = folder, []
 
     def restore(self, folder: Path) -> dict[str, Any]:
@@ -203,8 +214,24 @@ class LeadingTrainer:
         self._crew.end()
         self._crew = None
 
+    @property
+    def _in_shards(self) -> bool:
+        return self.settings.checkpoint_layout == "sharded"
+
     def _restore(self, folder: Path) -> dict[str, Any]:
         assert self._crew is not None
+        manifest = read_manifest(folder)
+        if manifest.sharded or self._in_shards:
+            names = {
+                "folder": str(folder.absolute()),
+                "place": str(manifest.place.absolute()),
+                "sharded": manifest.sharded,
+                "state": dict(manifest.state),
+                "sums": dict(manifest.sums),
+            }
+            self._crew.channel.send("restore_shards", msgspec.msgpack.encode(names))
+            self._trainer.take_shards(folder, manifest)
+            return dict(manifest.extra)
         checkpoint = self._trainer.read(folder)
         parameters, moments = checkpoint.tensors["model"], checkpoint.tensors["optimizer"]
         single = {entry: float(value) for entry, value in moments.items() if entry.startswith("step.")}

@@ -105,3 +105,43 @@ def like(tensor: Tensor, value: Tensor | None, ranks: Ranks) -> Tensor:
 
     whole = torch.empty(tensor.shape, dtype=tensor.dtype) if value is None else value.to(tensor.dtype)
     return distribute_tensor(whole.to(tensor.device), mesh, tensor.placements)  # type: ignore[attr-defined]
+
+
+def own_rows(tensor: Tensor) -> tuple[Tensor, int]:
+    """This rank's part of a tensor that may be sharded, and its first row in the whole one."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return tensor, 0
+    share = -(
+        -tensor.shape[0] // mesh.size(mesh.ndim - 1)
+    )  # as torch's `chunk`: the last ranks may have less, or nothing
+    first = min(mesh.get_local_rank(mesh.ndim - 1) * share, tensor.shape[0])
+    local: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    if len(local) != min(share, tensor.shape[0] - first):
+        raise RuntimeError(f"a shard has {len(local)} rows, not {min(share, tensor.shape[0] - first)}")
+    return local, first
+
+
+def is_kept_here(tensor: Tensor, ranks: Ranks) -> bool:
+    """Whether this rank is the first of those that hold the same part of a tensor."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return ranks.rank == 0
+    return mesh.ndim == 1 or mesh.get_local_rank(0) == 0
+
+
+def sharded_like(tensor: Tensor, local: Tensor) -> Tensor:
+    """A tensor of which this rank has the part `local`, sharded as `tensor` is. Nothing is communicated."""
+    mesh = getattr(tensor, "device_mesh", None)
+    if mesh is None:
+        return local
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local,
+        mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),  # type: ignore[attr-defined]
+    )
