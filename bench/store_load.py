@@ -3,8 +3,8 @@
     python bench/store_load.py memory|sqlite|postgres|http|http_sqlite KEPT PLAYED [CALLERS]
 
 `KEPT` rollouts wait in the store during the measurement, and as many more are held by other workers; `PLAYED` rollouts
-are enqueued, claimed, kept alive with a heartbeat and finished by four workers, or by as many as `CALLERS` says. The
-garbage collector has the settings of a run, and in the server's process those of a server; otherwise a collection over
+are enqueued, claimed, kept alive with a heartbeat and finished by four workers, or by as many as `CALLERS` says. As a slot
+of a worker does, each claims its next rollout with the end of the last (`finish_and_dequeue`). The garbage collector has the settings of a run, and in the server's process those of a server; otherwise a collection over
 100,000 rollouts would be measured.
 """
 
@@ -61,12 +61,17 @@ async def measure(store: Store, kept: int, played: int, callers: int = WORKERS) 
 
     async def play(worker: int) -> None:
         name = f"worker-{worker}"
-        for _ in range(share):
-            claimed = await store.dequeue_rollout(name)
-            assert claimed is not None
+        held = await store.dequeue_many_rollouts(1, name)
+        for number in range(share):
+            [claimed] = held
             pair = (claimed.rollout_id, claimed.attempt.attempt_id)
             await store.update_worker(name, attempts=[pair])
-            await store.update_attempt(*pair, status="succeeded", trajectory=TRAJECTORY)
+            if number < share - 1:
+                held = await store.finish_and_dequeue(
+                    *pair, status="succeeded", worker_id=name, trajectory=TRAJECTORY
+                )
+            else:
+                await store.update_attempt(*pair, status="succeeded", trajectory=TRAJECTORY)
 
     seconds, cpu = {}, time.process_time()
     for phase in (enqueue, play):

@@ -149,6 +149,10 @@ def test_what_episodes_wait_for_now_and_what_their_commits_took_can_be_read_from
             await asyncio.sleep(0.5)
             return await super().update_attempt(*held, **more)
 
+        async def finish_and_dequeue(self, *held: Any, **more: Any) -> Any:
+            await asyncio.sleep(0.5)
+            return await super().finish_and_dequeue(*held, **more)
+
     async def play() -> tuple[Counter[Phase], float]:
         settings = config(SLOW_LAKE, groups=1)
         async with Run(settings, policy=engine(slots=64), store=SlowCommits()) as run:

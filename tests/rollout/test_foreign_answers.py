@@ -114,11 +114,17 @@ async def test_what_a_worker_of_others_commits_is_checked_before_it_counts(spoil
 
     class Spoiling(MemoryStore):
         async def update_attempt(self, *ids: Any, **report: Any) -> Any:
+            return await super().update_attempt(*ids, **self._spoil(report))
+
+        async def finish_and_dequeue(self, *ids: Any, **report: Any) -> Any:
+            return await super().finish_and_dequeue(*ids, **self._spoil(report))
+
+        def _spoil(self, report: dict[str, Any]) -> dict[str, Any]:
             nonlocal committed
             if report.get("trajectory") is not None and committed < 2:
                 committed += 1
                 report["trajectory"] = _spoilt(report["trajectory"], spoilt)
-            return await super().update_attempt(*ids, **report)
+            return report
 
     failed: list[str] = []
     async with (

@@ -41,10 +41,37 @@ async def play(store: Store, worker_id: str, pause: float) -> None:
             say("refused", *pair)
 
 
+async def play_on(store: Store, worker_id: str, pause: float, patience: float = 2.0) -> None:
+    """As a worker's slot plays: the next rollout is claimed with the end of the last."""
+    while held := await store.dequeue_many_rollouts(1, worker_id, timeout=patience):
+        while held:
+            [claimed] = held
+            pair = (claimed.rollout_id, claimed.attempt.attempt_id)
+            say("took", *pair)
+            try:
+                await store.append_journal(*pair, [f"turn of {pair[1]}".encode()])
+                await asyncio.sleep(pause)
+                held = await store.finish_and_dequeue(
+                    *pair, status="succeeded", worker_id=worker_id, trajectory=pair[1].encode()
+                )
+                say("done", *pair)
+            except AttemptRefused:
+                say("refused", *pair)
+                held = []
+
+
 async def main(address: str, name: str, how_many: str, pause: str) -> None:
     store = await open_store(address)
     say("ready")
     await asyncio.gather(*(play(store, f"{name}-{number}", float(pause)) for number in range(int(how_many))))
+    await store.close()
+
+
+async def main_on(address: str, name: str, how_many: str, pause: str, patience: str = "2") -> None:
+    store = await open_store(address)
+    say("ready")
+    slots = (f"{name}-{number}" for number in range(int(how_many)))
+    await asyncio.gather(*(play_on(store, slot, float(pause), float(patience)) for slot in slots))
     await store.close()
 
 
@@ -66,4 +93,4 @@ async def hold(address: str, name: str) -> None:
 
 if __name__ == "__main__":
     mode, *arguments = sys.argv[1:]
-    asyncio.run(main(*arguments) if mode == "play" else hold(*arguments))
+    asyncio.run({"play": main, "play_on": main_on, "hold": hold}[mode](*arguments))

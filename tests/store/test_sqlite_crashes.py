@@ -10,6 +10,8 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from rollwright import rng
 from rollwright.store.api import Store
 from rollwright.store.errors import AttemptRefused
@@ -47,12 +49,13 @@ async def enqueue(path: Path, count: int, lease: float) -> None:
     await store.close()
 
 
-async def test_workers_are_killed_at_random_moments(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["play", "play_on"])
+async def test_workers_are_killed_at_random_moments(tmp_path: Path, how: str) -> None:
     path, count = tmp_path / "store.db", 400
     await enqueue(path, count, lease=0.5)
     confirmed: dict[str, str] = {}
     for attack in range(3):
-        workers = [await start("play", path, f"w{attack}{number}", 4, 0.002) for number in range(2)]
+        workers = [await start(how, path, f"w{attack}{number}", 4, 0.002) for number in range(2)]
         for worker in workers:
             assert await line_of(worker) == ["ready"]
         await asyncio.sleep(0.05 + 0.25 * rng.uniform("kill", attack))
@@ -63,7 +66,7 @@ async def test_workers_are_killed_at_random_moments(tmp_path: Path) -> None:
                 line[1]: line[2] for line in await said(worker) if line[0] == "done" and len(line) == 3
             }
             await worker.wait()
-    last = await start("play", path, "last", 8, 0)
+    last = await start(how, path, "last", 8, 0)
     confirmed |= {line[1]: line[2] for line in await said(last) if line[0] == "done"}
     assert await last.wait() == 0
 
@@ -93,10 +96,11 @@ def written(path: Path, folder: Path) -> int:
     return int(header + frames * (frame_header + page))
 
 
-async def test_the_log_is_cut_off_at_random_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["play", "play_on"])
+async def test_the_log_is_cut_off_at_random_bytes(tmp_path: Path, how: str) -> None:
     path, count = tmp_path / "store.db", 60
     await enqueue(path, count, lease=0.05)
-    worker = await start("play", path, "w", 4, 0)
+    worker = await start(how, path, "w", 4, 0)
     assert await line_of(worker) == ["ready"]
     for _ in range(80):
         await line_of(worker)

@@ -16,6 +16,7 @@ from rollwright.store.memory import MemoryStore
 from rollwright.store.records import AttemptStatus, RolloutConfig, RolloutStatus
 from rollwright.store.sql import SqlStore
 from rollwright.store.sql.sqlite import SqliteDriver
+from rollwright.store.transitions import FINAL_ATTEMPT
 
 rollout_ids = st.sampled_from(["ro-1", "ro-2", "ro-3"])
 workers = st.sampled_from(["worker-0", "worker-1", None])
@@ -38,6 +39,14 @@ steps = st.one_of(
         st.none() | st.sampled_from(AttemptStatus),
         workers,
         st.sampled_from([None, b"turns"]),
+    ),
+    st.tuples(
+        st.just("finish"),
+        rollout_ids,
+        attempt_numbers,
+        st.sampled_from(sorted(FINAL_ATTEMPT)),
+        workers,
+        st.sampled_from([None, "c1", "c3"]),
     ),
     st.tuples(
         st.just("heartbeat"),
@@ -96,6 +105,16 @@ class Player:
                     trajectory=trajectory,
                 )
                 return attempt.status, attempt.worker_id, attempt.lease_expires, attempt.end_time
+            case "finish", rollout_id, number, status, worker_id, claim_id:
+                return self._keep(
+                    await store.finish_and_dequeue(
+                        rollout_id,
+                        self.attempt_id(rollout_id, number),
+                        status=status,
+                        worker_id=worker_id,
+                        claim_id=claim_id,
+                    )
+                )
             case "heartbeat", worker_id, named:
                 pairs = (
                     None if named is None else [(name, self.attempt_id(name, each)) for name, each in named]

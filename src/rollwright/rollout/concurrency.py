@@ -171,6 +171,10 @@ class InflightLimit:
     ) -> None:
         self._leave()
 
+    def may_stay(self) -> bool:
+        """Whether a holder may begin something new without leaving: nobody waits, and the limit has not been lowered."""
+        return not self._waiting and self._inside <= self._limit
+
     def _leave(self) -> None:
         self._inside -= 1
         self._let_in()

@@ -4,6 +4,9 @@ Always true: it waits only for its own engine call, its own environment and the 
 is reported to the store as the end of that attempt, and the loop continues with a fresh environment. A withdrawn
 attempt stops at once and commits nothing.
 
+The end of an attempt and the claim of the next rollout are one call, where the slot may keep its place: one transaction and
+one flush instead of two. A rollout that was claimed this way while the worker began to drain is given back unplayed.
+
 An attempt runs in a task of its own, which only its environment manager cancels. So code of an agent, environment or
 policy that raises `CancelledError`, or cancels the task it runs in, ends its attempt as a failure, and not the loop.
 """
@@ -68,13 +71,32 @@ class RolloutClaims:
                 await self._resources.enter(manager)
             claimed = await self._store.dequeue_rollout(self._worker_id, timeout=self._poll_interval)
             if claimed is not None:
-                self._check_lease(claimed)
-                if self._on_claim is not None:
-                    self._on_claim(claimed)
+                self.take(claimed)
                 return claimed
-            if self._left is not None:
-                self._left += 1
+            self.give_up()
         return None
+
+    def reserve(self, manager: "EnvManager") -> bool:
+        """Whether the manager may claim its next rollout with the end of the current one, instead of queueing up again for
+        a place. Counts the claim; `take` or `give_up` follows."""
+        if self.closed or self._left == 0:
+            return False
+        if self._resources is not None and not self._resources.may_stay(manager):
+            return False
+        if self._left is not None:
+            self._left -= 1
+        return True
+
+    def take(self, claimed: AttemptedRollout) -> None:
+        """Takes a claimed rollout over for a manager."""
+        self._check_lease(claimed)
+        if self._on_claim is not None:
+            self._on_claim(claimed)
+
+    def give_up(self) -> None:
+        """Nothing was claimed."""
+        if self._left is not None:
+            self._left += 1
 
     def release(self, manager: "EnvManager") -> None:
         """Releases the manager's share of the machine's resources; the next episode may have to wait for it."""
@@ -125,18 +147,20 @@ class EnvManager:
                         claimed = await self._claims.claim_rollout(self)
                         if claimed is None:
                             return
-                        await self.run_rollout(claimed)
+                        while claimed is not None:
+                            claimed = await self.run_rollout(claimed)
                     finally:
                         self._claims.release(self)
         finally:
             await self._slot.discard()
 
-    async def run_rollout(self, claimed: AttemptedRollout) -> None:
-        """Plays one attempt and commits its result."""
+    async def run_rollout(self, claimed: AttemptedRollout) -> AttemptedRollout | None:
+        """Plays one attempt and commits its result; returns the rollout that was claimed with its end, if any."""
         activity = self._context.activity
         attempt = RolloutAttempt(self._context, claimed, self._slot, self._worker_id)
         self._holds = (claimed.rollout_id, claimed.attempt.attempt_id)
         activity.claimed += 1
+        following: AttemptedRollout | None = None
         try:
             result = await self._play_attempt(attempt)
             if result is None:
@@ -144,7 +168,7 @@ class EnvManager:
                 await self._slot.discard()
             else:
                 with attempt.stopwatch.waiting(Phase.STORE, "commit"):
-                    await self._commit(attempt, result)
+                    following = await self._commit(attempt, result)
                 activity.commit_seconds += attempt.stopwatch.waits[-1].seconds
         except (AttemptRefused, NotFound, Superseded):  # cancelled, given to another worker, or deleted
             activity.refused += 1
@@ -155,6 +179,7 @@ class EnvManager:
             activity.sessions.pop(claimed.rollout_id, None)
             self._holds = None
             self._withdrawn = False
+        return following
 
     async def _play_attempt(self, attempt: RolloutAttempt) -> PlayedAttempt | ErrorRecord | None:
         """Plays the attempt in a task of its own. `None`: it was withdrawn, even if its code ignored that."""
@@ -176,24 +201,65 @@ class EnvManager:
         message = "its code cancelled the attempt; nobody else had"
         return ErrorRecord(Boundary.SYSTEM, asyncio.CancelledError.__name__, message, 0)
 
-    async def _commit(self, attempt: RolloutAttempt, result: PlayedAttempt | ErrorRecord) -> None:
-        """Reports the end of the attempt to the store, which refuses an attempt that has lost its rollout."""
+    async def _commit(
+        self, attempt: RolloutAttempt, result: PlayedAttempt | ErrorRecord
+    ) -> AttemptedRollout | None:
+        """Reports the end of the attempt to the store, which refuses an attempt that has lost its rollout; returns the next
+        rollout, if it was claimed with the report."""
         claimed = attempt.claimed
         activity, store = self._context.activity, self._context.store
         held = claimed.rollout_id, claimed.attempt.attempt_id
         if isinstance(result, ErrorRecord):
             activity.fail(result, claimed.rollout_id)
             status = AttemptStatus.TIMEOUT if result.kind == TIMEOUT else AttemptStatus.FAILED
-            await store.update_attempt(
-                *held, status=status, reason=str(EpisodeFailure(result)), trajectory=attempt.paid(result)
+            following = await self._finish(
+                held, status, reason=str(EpisodeFailure(result)), trajectory=attempt.paid(result)
             )
             if self._context.on_failed is not None:
                 self._context.on_failed(claimed, result)
-        elif result.trajectory.stop is StopReason.STALE:
+            return following
+        if result.trajectory.stop is StopReason.STALE:
             activity.stale += 1
             used = msgspec.to_builtins(attempt.used_calls())
             await store.update_attempt(*held, metadata={USED: {"tag": result.trajectory.tag, "calls": used}})
             await store.cancel_rollouts([claimed.rollout_id], STALE)
-        else:
-            await store.update_attempt(*held, status=AttemptStatus.SUCCEEDED, trajectory=result.encoded)
-            activity.finish(result.trajectory)
+            return None
+        following = await self._finish(held, AttemptStatus.SUCCEEDED, trajectory=result.encoded)
+        activity.finish(result.trajectory)
+        return following
+
+    async def _finish(
+        self,
+        held: tuple[str, str],
+        status: AttemptStatus,
+        *,
+        reason: str | None = None,
+        trajectory: bytes | None = None,
+    ) -> AttemptedRollout | None:
+        """Ends the attempt, and claims the next rollout in the same call if the slot may keep its place."""
+        store = self._context.store
+        if not (self._context.inflight.may_stay() and self._claims.reserve(self)):
+            await store.update_attempt(*held, status=status, reason=reason, trajectory=trajectory)
+            return None
+        following: list[AttemptedRollout] = []
+        try:
+            following = await store.finish_and_dequeue(
+                *held, status=status, worker_id=self._worker_id, reason=reason, trajectory=trajectory
+            )
+        finally:
+            if not following:
+                self._claims.give_up()
+        if not following:
+            return None
+        if self._claims.closed:
+            [given_back] = following
+            self._claims.give_up()
+            await store.update_attempt(
+                given_back.rollout_id,
+                given_back.attempt.attempt_id,
+                status=AttemptStatus.CANCELLED,
+                reason="the worker was told to stop",
+            )
+            return None
+        self._claims.take(following[0])
+        return following[0]

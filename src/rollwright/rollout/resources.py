@@ -238,6 +238,13 @@ class ResourceWatch:
         self._inside.discard(who)
         self._let_in()
 
+    def may_stay(self, who: Hashable) -> bool:
+        """Whether `who` may open its next episode in place of the one that it has: nobody waits, and there is room for as
+        many as there are."""
+        if time.monotonic() - self._looked > LOOK_AGAIN_SECONDS:
+            self.see(look())
+        return who in self._inside and not self._waiting and self._has_room(besides=who)
+
     async def enough(self) -> None:
         """Returns when an episode could be opened."""
         who = object()
@@ -276,10 +283,12 @@ class ResourceWatch:
             return self.shortage
         return f"{self._why}: at most {self.ceiling} episodes at once" if self._waiting and self._why else ""
 
-    def _has_room(self) -> bool:
-        if len(self._inside) < self._limits.least:
+    def _has_room(self, besides: Hashable | None = None) -> bool:
+        """`besides`: one who is inside, and asks for its own place again."""
+        inside = len(self._inside) - (besides in self._inside)
+        if inside < self._limits.least:
             return True
-        return self.shortage is None and len(self._inside) < self.ceiling
+        return self.shortage is None and inside < self.ceiling
 
     def _let_in(self) -> None:
         while self._waiting and self._has_room():

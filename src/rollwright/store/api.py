@@ -218,6 +218,36 @@ class Store(ABC):
         )
         return await self.execute(call)
 
+    async def finish_and_dequeue(
+        self,
+        rollout_id: str,
+        attempt_id: str,
+        *,
+        status: AttemptStatus | str,
+        worker_id: str | None = None,
+        trajectory: bytes | None = None,
+        reason: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        claim_id: str | None = None,
+    ) -> list[AttemptedRollout]:
+        """Ends an attempt and claims the worker's next rollout, in one transaction: `update_attempt` with a final status,
+        then `dequeue_rollout` without waiting.
+
+        The list is empty if no rollout waits. A report that is rejected raises as it does from `update_attempt`, and then
+        nothing is claimed. A repeat with the same `claim_id` returns the attempt that the claim still holds.
+        """
+        call = calls.FinishAndDequeue(
+            rollout_id,
+            attempt_id,
+            parse_status(AttemptStatus, status),
+            trajectory,
+            reason,
+            None if metadata is None else dict(metadata),
+            worker_id=worker_id,
+            claim_id=claim_id,
+        )
+        return await self.execute(call)
+
     async def update_worker(
         self,
         worker_id: str,

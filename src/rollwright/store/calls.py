@@ -168,6 +168,22 @@ class UpdateAttempt(OnceCall[Attempt], frozen=True, gc=False):
         return replace(self, call_id=new_id("call")) if self.attempt_id == LATEST else self
 
 
+class FinishAndDequeue(ClaimCall[list[AttemptedRollout]], frozen=True, gc=False):
+    rollout_id: Id
+    attempt_id: Id
+    status: AttemptStatus
+    trajectory: bytes | None = None
+    reason: str | None = None
+    metadata: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_claim(1, self.worker_id, self.claim_id)
+        if self.status not in FINAL_ATTEMPT:
+            raise StoreError(f"an attempt ends with a final status, not with {self.status}")
+        if self.attempt_id == LATEST:
+            raise StoreError("an attempt is ended by its own id, not by 'latest'")
+
+
 class UpdateWorker(StoreCall[list[tuple[str, str]]], frozen=True, gc=False):
     split_by = "attempts"
 

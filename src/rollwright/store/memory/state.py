@@ -10,7 +10,7 @@ A call that is rejected changes nothing. Callers run `expire(now)` first, so an 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from rollwright.store.calls import UpdateAttempt, UpdateRollout
+from rollwright.store.calls import FinishAndDequeue, UpdateAttempt, UpdateRollout
 from rollwright.store.checks import LATEST, NewRollout, clean_reason, merged, new_id, pack_mapping
 from rollwright.store.errors import AttemptRefused, ImpossibleChange, NotFound
 from rollwright.store.memory.index import OrderedIndex
@@ -172,7 +172,7 @@ class StoreState:
 
     # -- reports -------------------------------------------------------------------------------------
 
-    def report(self, call: UpdateAttempt, now: float) -> StoredAttempt:
+    def report(self, call: UpdateAttempt | FinishAndDequeue, now: float) -> StoredAttempt:
         attempt, status = self.attempt(call.rollout_id, call.attempt_id), call.status
         if attempt.status is status and status in FINAL_ATTEMPT:
             return attempt

@@ -134,6 +134,15 @@ class MemoryStore(MemoryQueries):
         self._settle()
         return attempt.record()
 
+    @handles(calls.FinishAndDequeue)
+    async def _finish_and_dequeue(self, call: calls.FinishAndDequeue) -> list[AttemptedRollout]:
+        await asyncio.sleep(0)  # as in `_dequeue_many_rollouts`
+        now = self._begin()
+        self._state.report(call, now)
+        attempts = self._state.claim(1, call.worker_id, call.claim_id, now)
+        self._settle()
+        return [attempt.rollout.attempted(attempt) for attempt in attempts]
+
     @handles(calls.UpdateWorker)
     async def _update_worker(self, call: calls.UpdateWorker) -> list[tuple[str, str]]:
         lost = self._state.heartbeat(call.worker_id, call.heartbeat_stats, call.attempts, self._begin())

@@ -3,7 +3,7 @@
 As in `queue`, an operation checks everything that can be rejected before its first write.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Double, String, bindparam, cast, null, select, update
 
 from rollwright.store.checks import NewRollout, new_id, unpack
-from rollwright.store.errors import ImpossibleChange
+from rollwright.store.errors import ImpossibleChange, StoreError
 from rollwright.store.records import (
     AttemptedRollout,
     RolloutStatus,
 )
+from rollwright.store.sql.attempts import Report, report_many
 from rollwright.store.sql.changes import lease_from
 from rollwright.store.sql.queue import enqueue, lock_rollout
 from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow, stored_config
@@ -67,6 +68,32 @@ def claim_once(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[Atte
     for ask in asks:
         given.append((yield from claim(tx, *ask)))
     return given
+
+
+def finish_and_claim(
+    tx: Transaction, calls: Sequence[tuple[Report, Ask]]
+) -> Operation[list[list[AttemptedRollout] | StoreError]]:
+    """Ends an attempt for each of several callers, and claims the next rollout for each whose report is accepted. The claim
+    ids were generated for these calls."""
+    return (yield from _finish_then(claim_many, tx, calls))
+
+
+def finish_and_claim_once(
+    tx: Transaction, calls: Sequence[tuple[Report, Ask]]
+) -> Operation[list[list[AttemptedRollout] | StoreError]]:
+    """The same, with claim ids that may have been used before."""
+    return (yield from _finish_then(claim_once, tx, calls))
+
+
+def _finish_then(
+    claim_next: Callable[[Transaction, Sequence[Ask]], Operation[list[list[AttemptedRollout]]]],
+    tx: Transaction,
+    calls: Sequence[tuple[Report, Ask]],
+) -> Operation[list[list[AttemptedRollout] | StoreError]]:
+    ends = yield from report_many(tx, [report for report, _ in calls])
+    accepted = [ask for end, (_, ask) in zip(ends, calls, strict=True) if not isinstance(end, StoreError)]
+    claimed = iter((yield from claim_next(tx, accepted)) if accepted else ())
+    return [end if isinstance(end, StoreError) else next(claimed) for end in ends]
 
 
 def _claim_together(tx: Transaction, asks: Sequence[Ask]) -> Operation[list[list[AttemptedRollout]]]:

@@ -25,9 +25,10 @@ from rollwright.store.outage import Outage
 from rollwright.store.sql.changes import expire
 from rollwright.store.sql.driver import BatchedCall, Job, Outcome, Read, Write, answer, run_all
 from rollwright.store.sql.migrate import READ_VERSION, VERSION_TABLE, missing_steps
-from rollwright.store.sql.postgres_batches import BATCHES, NOT_DONE, SETTINGS, Given, Run
+from rollwright.store.sql.postgres_batches import BATCHES, NOT_DONE, Given, Run
 from rollwright.store.sql.postgres_link import LOST, RETRY_SECONDS, CallQueue, Link
 from rollwright.store.sql.postgres_news import Notifications
+from rollwright.store.sql.postgres_statements import SETTINGS
 from rollwright.store.sql.schema import HELD, rollouts
 from rollwright.store.sql.statements import NOW, Dialect, Operation, Row, Statement
 from rollwright.store.sql.transaction import Changes, Stamps, Transaction

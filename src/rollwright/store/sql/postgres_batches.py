@@ -5,9 +5,6 @@ operation of its kind in `queue` and `attempts` does, under the same rules, for 
 For the others it changes nothing and returns `NOT_DONE`, and the driver runs their operation in an ordinary transaction,
 which decides and explains: a lease that has expired, a row that another transaction has locked, a rejected report, a
 claim that was made before. So a statement here never waits for a lock on a rollout, and never rejects a call.
-
-The time is the server's, read once by each statement. Rows are joined through their indexes whatever the planner knows
-about the tables (`SETTINGS`): one generic plan serves two rows and a million.
 """
 
 from collections import Counter
@@ -16,27 +13,27 @@ from typing import Any, NamedTuple
 
 import asyncpg  # type: ignore[import-untyped]
 
-from rollwright.store.checks import EMPTY, config_to_bytes, new_id, unpack
+from rollwright.store.checks import config_to_bytes, new_id, unpack
 from rollwright.store.records import Attempt, AttemptStatus, EventKind, RolloutStatus
 from rollwright.store.sql import attempts as attempt_operations
 from rollwright.store.sql import claims
 from rollwright.store.sql import queue as queue_operations
 from rollwright.store.sql.attempts import Append, Heartbeat, Report
 from rollwright.store.sql.claims import Ask
+from rollwright.store.sql.postgres_statements import (
+    ALIVE,
+    APPEND,
+    CLAIM,
+    ENQUEUE,
+    EXTEND,
+    FINISH,
+    FINISH_AND_CLAIM,
+    GIVEN,
+    WAITS,
+)
 from rollwright.store.sql.queue import new_record
-from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow
-from rollwright.store.sql.schema import ATTEMPTS_OF_ONE, CLAIMED, HELD, WAITING
-from rollwright.store.sql.transaction import COMPLETIONS, Changes, Stamps
-from rollwright.store.transitions import ATTEMPT_CHANGES, SAME_MOMENT
-
-SETTINGS = {
-    "plan_cache_mode": "force_generic_plan",  # planning takes longer than executing
-    "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
-    "enable_seqscan": "off",
-    "jit": "off",
-}
-"""Of the connections that write: all their statements look rows up by index, also in tables that grew since the plan."""
+from rollwright.store.sql.rows import RolloutRow
+from rollwright.store.sql.transaction import Changes, Stamps
 
 MOST_SLOTS = 1024
 """Most rollouts claimed by one statement: a caller's place in it is looked up by its number, in linear time."""
@@ -97,7 +94,7 @@ async def _copy(connection: "asyncpg.Connection", rows: Sequence[tuple[Any, ...]
         now: float = await connection.fetchval("SELECT store_now()")
         waits = (RolloutStatus.QUEUING.value, 1, now, 0, 0)
         await connection.copy_records_to_table(
-            "rollouts", records=[row + waits for row in rows], columns=[*_GIVEN, *_WAITS]
+            "rollouts", records=[row + waits for row in rows], columns=[*GIVEN, *WAITS]
         )
         await connection.copy_records_to_table(
             "events",
@@ -145,30 +142,81 @@ async def claim_for_waiting(
 
 
 async def finish(connection: "asyncpg.Connection", stamps: Stamps, reports: Sequence[Report]) -> Given:
-    usual = [
+    usual = _usual_ends(reports)
+    given: list[Any] = [NOT_DONE] * len(reports)
+    rows = (await connection.fetch(FINISH, *_columns(usual, 5))) if usual else []
+    for number, *ended in rows:
+        given[number] = _ended(stamps, *ended)
+    return given, Changes(completed=bool(rows))
+
+
+async def finish_and_claim(
+    connection: "asyncpg.Connection", stamps: Stamps, calls: Sequence[tuple[Report, Ask]]
+) -> Given:
+    """A list for each caller whose attempt was ended: the rollout that it claimed, if one was waiting."""
+    given: list[Any] = [NOT_DONE] * len(calls)
+    # A caller's number is its place in the arrays: those whose report is not usual are left out of them.
+    places = [number for number, _, _, _, _ in _usual_ends([report for report, _ in calls])]
+    asks = [calls[place][1] for place in places]
+    claim_ids = [claim_id for _, _, claim_id in asks if claim_id is not None]
+    if not places or len(set(claim_ids)) < len(claim_ids):
+        return given, Changes()
+    usual = _usual_ends([calls[place][0] for place in places])
+    rows = await connection.fetch(
+        FINISH_AND_CLAIM, *_columns(usual, 5), [claim_id for _, _, claim_id in asks], new_id("at")
+    )
+    changes = Changes(completed=bool(rows))
+    for row in rows:
+        number, *ended = row[:_ENDED_WIDTH]
+        _ended(stamps, *ended)
+        claimed = [] if row[_ENDED_WIDTH] is None else [RolloutRow(*row[_ENDED_WIDTH + 1 :]).attempted()]
+        stamps.record(asks[number][1], ended[0], asks=True, busy=bool(claimed))
+        for each in claimed:
+            if each.attempt.lease_expires is not None:
+                changes.lease = min(changes.lease, each.attempt.lease_expires)
+        given[places[number]] = claimed
+    return given, changes
+
+
+_ENDED_WIDTH = 9
+"""Columns of an ended attempt in a row of `FINISH_AND_CLAIM`, before the caller's number and the claimed rollout."""
+
+
+def _usual_ends(reports: Sequence[Report]) -> list[tuple[int, str, str, str | None, bytes | None]]:
+    """The arguments of `FINISH`: successes without a remark."""
+    return [
         (number, each.rollout_id, each.attempt_id, each.worker_id, each.trajectory)
         for number, each in enumerate(reports)
         if each.status is AttemptStatus.SUCCEEDED and each.reason is None and not each.metadata
     ]
-    given: list[Any] = [NOT_DONE] * len(reports)
-    rows = (await connection.fetch(FINISH, *_columns(usual, 5))) if usual else []
-    for number, now, rollout_id, attempt_id, sequence_id, start, worker_id, lease, metadata in rows:
-        stamps.record(worker_id, now)
-        stamps.record_release(worker_id, now)
-        given[number] = Attempt(
-            rollout_id,
-            attempt_id,
-            sequence_id,
-            AttemptStatus.SUCCEEDED,
-            start,
-            now,
-            worker_id,
-            now,
-            lease,
-            None,
-            unpack(metadata),
-        )
-    return given, Changes(completed=bool(rows))
+
+
+def _ended(
+    stamps: Stamps,
+    now: float,
+    rollout_id: str,
+    attempt_id: str,
+    sequence_id: int,
+    start: float,
+    worker_id: str | None,
+    lease: float | None,
+    metadata: bytes,
+) -> Attempt:
+    stamps.record(worker_id, now)
+    stamps.record_release(worker_id, now)
+    return Attempt(
+        rollout_id,
+        attempt_id,
+        sequence_id,
+        AttemptStatus.SUCCEEDED,
+        start,
+        now,
+        worker_id,
+        now,
+        lease,
+        None,
+        unpack(metadata),
+    )
 
 
 async def keep_alive(connection: "asyncpg.Connection", stamps: Stamps, beats: Sequence[Heartbeat]) -> Given:
@@ -217,193 +265,9 @@ BATCHES: Mapping[Any, Run] = {
     claims.claim_once: claim,
     claims.serve: claim_for_waiting,
     attempt_operations.report_many: finish,
+    claims.finish_and_claim: finish_and_claim,
+    claims.finish_and_claim_once: finish_and_claim,
     attempt_operations.record_heartbeats: keep_alive,
     attempt_operations.append_once: append,
 }
 """The statement for each kind of operation that several callers can share."""
-
-
-_GIVEN = (
-    "rollout_id",
-    "mode",
-    "resources_id",
-    "config",
-    "timeout_seconds",
-    "unresponsive_seconds",
-    "metadata",
-    "priority",
-    "input",
-)
-_WAITS = ("status", "waiting", "start_time", "tries", "attempts")
-_CLOCK = "clock AS MATERIALIZED (SELECT store_now() AS now)"
-_ROLLOUT = ", ".join(f"r.{column.name}" for column in ROLLOUT_COLUMNS)
-_MAY_SUCCEED = ", ".join(
-    f"'{status}'" for status, after in ATTEMPT_CHANGES.items() if AttemptStatus.SUCCEEDED in after
-)
-_IS_NEWS = (
-    "(r.unresponsive_seconds IS NULL"
-    f" OR now - r.last_heartbeat_time >= r.unresponsive_seconds * {SAME_MOMENT})"
-)
-"""`transitions.is_news` in SQL."""
-_ALIVE = "(r.lease_expires IS NULL OR r.lease_expires > now)"
-
-
-def _lease(start: str) -> str:
-    """`transitions.lease_end` in SQL: `LEAST` ignores limits that are not set."""
-    return f"LEAST(now + r.unresponsive_seconds, {start} + r.timeout_seconds)"
-
-
-ENQUEUE = f"""
-WITH {_CLOCK},
-given AS MATERIALIZED (
-    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::float8[], $6::float8[], $7::bytea[],
-        $8::int[], $9::bytea[]) AS given ({", ".join(_GIVEN)})
-),
-entered AS (
-    INSERT INTO rollouts ({", ".join(_GIVEN)}, {", ".join(_WAITS)})
-    SELECT given.*, '{RolloutStatus.QUEUING}', 1, now, 0, 0 FROM given, clock
-    ON CONFLICT (rollout_id) DO NOTHING RETURNING start_time, rollout_id
-),
-logged AS (
-    INSERT INTO events (time, kind, rollout_id)
-    SELECT start_time, '{EventKind.ENQUEUED}', rollout_id FROM entered
-)
-SELECT start_time, rollout_id FROM entered
-"""
-
-CLAIM = f"""
-WITH {_CLOCK},
-block AS MATERIALIZED (
-    SELECT coalesce((SELECT min(lease_expires) FROM rollouts WHERE {HELD}) <= now, false)
-        OR EXISTS (SELECT FROM rollouts WHERE claim_id = ANY($3::text[]) AND {CLAIMED}) AS blocked
-    FROM clock
-),
-free AS MATERIALIZED (
-    SELECT place, priority FROM rollouts WHERE {WAITING} AND NOT (SELECT blocked FROM block)
-    ORDER BY priority DESC, place LIMIT $1 FOR UPDATE SKIP LOCKED
-),
-numbered AS MATERIALIZED (
-    SELECT place, row_number() OVER (ORDER BY priority DESC, place) AS number FROM free
-),
-taken AS (
-    UPDATE rollouts AS r SET
-        status = '{RolloutStatus.PREPARING}', waiting = 0, tries = tries + 1, attempts = attempts + 1,
-        attempt_id = $4::text || '.' || r.place, worker_id = ($2::text[])[number], claim_id = ($3::text[])[number],
-        attempt_start = now, last_heartbeat_time = now, lease_expires = {_lease("now")}, attempt_metadata = NULL
-    FROM numbered, clock WHERE r.place = numbered.place
-    RETURNING number, {_ROLLOUT}
-),
-logged AS (
-    INSERT INTO events (time, kind, rollout_id, attempt_id, worker_id, lease_expires)
-    SELECT now, '{EventKind.CLAIMED}', rollout_id, attempt_id, worker_id, lease_expires FROM taken, clock
-)
-SELECT now, blocked, taken.* FROM clock CROSS JOIN block LEFT JOIN taken ON true ORDER BY number
-"""
-"""Claims nothing while an expired lease has to be ended first, whose rollout may be the next, or a claim id is used."""
-
-FINISH = f"""
-WITH {_CLOCK},
-given AS MATERIALIZED (
-    SELECT * FROM unnest($1::int[], $2::text[], $3::text[], $4::text[], $5::bytea[])
-        AS given (number, rollout_id, attempt_id, worker_id, trajectory)
-),
-held AS MATERIALIZED (
-    SELECT number, now, r.place, r.rollout_id, r.attempt_id, r.attempts, r.attempt_start,
-        coalesce(r.worker_id, given.worker_id) AS worker_id, r.lease_expires,
-        coalesce(r.attempt_metadata, '\\x{EMPTY.hex()}'::bytea) AS metadata, r.status, trajectory
-    FROM given JOIN rollouts AS r ON r.rollout_id = given.rollout_id CROSS JOIN clock
-    WHERE r.attempt_id = given.attempt_id AND r.status IN ({_MAY_SUCCEED}) AND {_ALIVE}
-        AND (given.worker_id IS NULL OR r.worker_id IS NULL OR r.worker_id = given.worker_id)
-    FOR UPDATE OF r SKIP LOCKED
-),
-ended AS MATERIALIZED (
-    SELECT * FROM held WHERE number IN (SELECT min(number) FROM held GROUP BY place)
-),
-released AS (
-    UPDATE rollouts AS r SET
-        status = '{RolloutStatus.SUCCEEDED}', waiting = 0, end_time = now, attempt_id = NULL, worker_id = NULL,
-        claim_id = NULL, attempt_start = NULL, last_heartbeat_time = NULL, lease_expires = NULL,
-        last_append_id = NULL, attempt_metadata = NULL
-    FROM ended WHERE r.place = ended.place
-),
-archived AS (
-    INSERT INTO attempts (number, place, sequence_id, attempt_id, status, start_time, end_time, worker_id,
-        last_heartbeat_time, lease_expires, metadata, taken)
-    SELECT place * {ATTEMPTS_OF_ONE} + attempts, place, attempts, attempt_id, '{AttemptStatus.SUCCEEDED}',
-        attempt_start, now, worker_id, now, lease_expires, metadata, 0
-    FROM ended
-),
-kept AS (
-    INSERT INTO trajectories (place, data) SELECT place, trajectory FROM ended WHERE trajectory IS NOT NULL
-),
-cleared AS (
-    DELETE FROM journal USING ended
-    WHERE journal.place = ended.place AND (ended.attempts > 1 OR ended.status = '{AttemptStatus.RUNNING}')
-),
-logged AS (
-    INSERT INTO events (time, kind, rollout_id, attempt_id, worker_id, status, lease_expires, becomes)
-    SELECT now, '{EventKind.ENDED}', rollout_id, attempt_id, worker_id, '{AttemptStatus.SUCCEEDED}', lease_expires,
-        '{RolloutStatus.SUCCEEDED}'
-    FROM ended
-),
-counted AS (
-    UPDATE counters SET value = value + (SELECT count(*) FROM ended)
-    WHERE name = '{COMPLETIONS}' AND EXISTS (SELECT FROM ended) RETURNING value
-),
-completed AS (
-    INSERT INTO completions (cursor, place, rollout_id, attempt_id, status, end_time)
-    SELECT value - row_number() OVER (ORDER BY number DESC) + 1, place, rollout_id, attempt_id,
-        '{RolloutStatus.SUCCEEDED}', now
-    FROM ended CROSS JOIN counted
-)
-SELECT number, now, rollout_id, attempt_id, attempts, attempt_start, worker_id, lease_expires, metadata FROM ended
-"""
-"""The first of several equal reports is taken; the others are repetitions."""
-
-ALIVE = f"""
-SELECT number, now, r.place, {_IS_NEWS}
-FROM unnest($1::int[], $2::text[], $3::text[], $4::text[]) AS given (number, worker_id, rollout_id, attempt_id)
-JOIN rollouts AS r ON r.rollout_id = given.rollout_id CROSS JOIN (SELECT store_now() AS now OFFSET 0) AS clock
-WHERE r.attempt_id = given.attempt_id AND r.worker_id = given.worker_id AND {_ALIVE}
-"""
-EXTEND = f"""
-WITH {_CLOCK},
-free AS MATERIALIZED (
-    SELECT r.place FROM unnest($1::bigint[]) AS late (place) JOIN rollouts AS r ON r.place = late.place CROSS JOIN clock
-    WHERE {HELD} AND {_ALIVE} FOR UPDATE OF r SKIP LOCKED
-)
-UPDATE rollouts AS r SET last_heartbeat_time = now, lease_expires = {_lease("r.attempt_start")}
-FROM free, clock WHERE r.place = free.place RETURNING lease_expires
-"""
-"""As in `attempts`: a row that another transaction has locked is skipped, because its attempt reports at this moment. Most
-heartbeats come a moment after another sign of life, and cost only the query."""
-
-APPEND = f"""
-WITH {_CLOCK},
-held AS MATERIALIZED (
-    SELECT number, now, r.place, r.worker_id, given.append_id, coalesce(r.last_append_id = given.append_id, false) AS again,
-        CASE WHEN {_IS_NEWS} THEN {_lease("r.attempt_start")} END AS lease, {_IS_NEWS} AS news
-    FROM unnest($1::int[], $2::text[], $3::text[], $4::text[]) AS given (number, rollout_id, attempt_id, append_id)
-    JOIN rollouts AS r ON r.rollout_id = given.rollout_id CROSS JOIN clock
-    WHERE r.attempt_id = given.attempt_id AND {_ALIVE}
-    FOR UPDATE OF r SKIP LOCKED
-),
-one AS MATERIALIZED (
-    SELECT * FROM held WHERE number IN (SELECT min(number) FROM held GROUP BY place)
-),
-touched AS (
-    UPDATE rollouts AS r SET
-        status = '{RolloutStatus.RUNNING}', last_append_id = one.append_id,
-        last_heartbeat_time = CASE WHEN news THEN now ELSE r.last_heartbeat_time END,
-        lease_expires = CASE WHEN news THEN lease ELSE r.lease_expires END
-    FROM one WHERE r.place = one.place AND NOT again
-),
-added AS (
-    INSERT INTO journal (place, data)
-    SELECT place, data FROM unnest($5::int[], $6::bytea[]) WITH ORDINALITY AS entry (call, data, position)
-    JOIN one ON one.number = entry.call WHERE NOT again ORDER BY position
-)
-SELECT number, now, worker_id, lease FROM one
-"""
-"""One call for each rollout; a second one waits for the transaction behind. Leases that were extended a moment ago stay,
-so that no index has to be written."""

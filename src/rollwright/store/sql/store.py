@@ -157,6 +157,26 @@ class SqlStore(SqlQueries):
             brief=trajectory is None or len(trajectory) <= BRIEF_BYTES,
         )
 
+    @handles(calls.FinishAndDequeue)
+    async def _finish_and_dequeue(self, call: calls.FinishAndDequeue) -> list[AttemptedRollout]:
+        trajectory = call.trajectory
+        report = attempts.Report(
+            call.rollout_id,
+            call.attempt_id,
+            call.status,
+            call.worker_id,
+            trajectory,
+            clean_reason(call.reason),
+            call.metadata,
+        )
+        ask = (1, call.worker_id, call.claim_id or self._idempotency_key("cl"))
+        run = claims.finish_and_claim if call.claim_id is None else claims.finish_and_claim_once
+        return await self._write(
+            BatchedCall(run, (report, ask)),
+            brief=trajectory is None or len(trajectory) <= BRIEF_BYTES,
+            orphaned=self._requeue_abandoned,
+        )
+
     @handles(calls.UpdateWorker)
     async def _update_worker(self, call: calls.UpdateWorker) -> list[tuple[str, str]]:
         stats, pairs = call.heartbeat_stats, call.attempts
