@@ -58,9 +58,7 @@ class UnitTests:
             memory=settings.memory_mb << 20,
             output=_OUTPUT,
         )
-        self._sandboxes = SandboxFactory(
-            limits, allow_unconfined=settings.allow_unconfined, ahead=AHEAD
-        )
+        self._sandboxes = SandboxFactory(limits, allow_unconfined=settings.allow_unconfined, ahead=AHEAD)
         self._places = asyncio.Semaphore(settings.concurrency)
 
     async def evaluate(self, attempt: ScoredAttempt) -> Value:
