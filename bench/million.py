@@ -115,12 +115,12 @@ def multiply(run: Path, steps: int) -> None:
     folder.log.close()
     with sqlite3.connect(run / "store.db") as store:
         for table, key in (("rollouts", "place"), ("attempts", "number"), ("completions", "cursor")):
-            cursor = store.execute(f"SELECT * FROM {table} ORDER BY {key}")  # noqa: S608 - names from above
+            cursor = store.execute(f"SELECT * FROM {table} ORDER BY {key}")
             names = [each[0] for each in cursor.description]
             first = cursor.fetchall()
             marks = ", ".join("?" * len(names))
             store.executemany(
-                f"INSERT INTO {table} VALUES ({marks})",  # noqa: S608
+                f"INSERT INTO {table} VALUES ({marks})",
                 (
                     moved_row(table, dict(zip(names, row, strict=True)), step)
                     for step in range(1, steps)

@@ -141,7 +141,7 @@ def check_rows(file: Path) -> SealedRows:
         content = file.read_bytes()
     except FileNotFoundError:
         return found
-    is_whole = not content or content.endswith(b"\n") and all(map(_is_intact, BytesIO(content)))
+    is_whole = not content or (content.endswith(b"\n") and all(map(_is_intact, BytesIO(content))))
     return found if is_whole else parse_rows(file, content)
 
 
