@@ -6,14 +6,20 @@ The same run with 1, 2 and 4 workers, each with the same number of environments 
 as processes that reach the run's SQLite store through a Unix socket and once as actors of a local Ray that reach it
 over TCP with a token. Counted are finished rollouts, from when every worker has finished one. Every figure is the
 better of two, taken in turns, because whatever else the machine does can only make one smaller.
+
+A last table has processes with an engine that answers at once, and the processor time of a rollout in the main process, which
+has the store, and in the workers: a second worker helps as long as the main process has a core to itself and takes less than
+half of a worker's time. `python bench/ray_workers.py --processes` measures that table alone.
 """
 
 import asyncio
+import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
 from rich import box
 from rich.table import Table
 
@@ -31,12 +37,12 @@ SECONDS = 8.0
 ENVS_PER_WORKER, GROUP_SIZE = 32, 8
 SPARE = 4
 """Rollouts that are open for each environment, so that no worker ever waits for one."""
-TURN_SECONDS = 0.02
-"""Mean time of a generation: so little that the workers and the store are the limit, not the engine."""
+TURN_SECONDS, NO_SECONDS = 0.02, 1e-5
+"""Mean time of a generation: so little that the workers and the store are the limit, not the engine; and practically none."""
 MEAN_TOKENS = 40.0
 
 
-def config(workers: int) -> RunConfig:
+def config(workers: int, turn_seconds: float = TURN_SECONDS) -> RunConfig:
     envs = workers * ENVS_PER_WORKER
     return build(
         {
@@ -47,7 +53,7 @@ def config(workers: int) -> RunConfig:
             "policy": {
                 "slots": ENVS_PER_WORKER,
                 "mean_tokens": MEAN_TOKENS,
-                "tokens_per_second": MEAN_TOKENS / TURN_SECONDS,
+                "tokens_per_second": MEAN_TOKENS / turn_seconds,
             },
             "train_env_manager": {
                 "num_env_groups": SPARE * envs // GROUP_SIZE,
@@ -83,6 +89,51 @@ async def measure(workers: int, ray: str | None) -> dict[str, Any]:
     return {"episodes_per_second": played / seconds, "seconds_to_start": ready - began}
 
 
+async def measure_cpu(workers: int) -> dict[str, Any]:
+    """Episodes a second with an engine that answers at once, and milliseconds of CPU for each, here and in the workers."""
+    with TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store.db")
+        async with Run(config(workers, NO_SECONDS), store=store, processes=workers) as run:
+            taking = asyncio.create_task(take_batches(run))
+            while sum(each.finished > 0 for each in run.activity.elsewhere.values()) < workers:
+                await asyncio.sleep(0.05)
+            others = psutil.Process().children(recursive=True)
+            began, main, theirs = time.monotonic(), time.process_time(), sum(map(cpu_of, others))
+            before = (await run.store.statistics())[RolloutStatus.SUCCEEDED]
+            await asyncio.sleep(SECONDS)
+            played = (await run.store.statistics())[RolloutStatus.SUCCEEDED] - before
+            figures = {
+                "workers": workers,
+                "episodes_per_second": played / (time.monotonic() - began),
+                "main_cpu_ms": 1000 * (time.process_time() - main) / played,
+                "worker_cpu_ms": 1000 * (sum(map(cpu_of, others)) - theirs) / played,
+            }
+            taking.cancel()
+            await asyncio.gather(taking, return_exceptions=True)
+    return figures
+
+
+def cpu_of(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def show_cpu() -> list[dict[str, Any]]:
+    rows = [run_async(measure_cpu(workers)) for workers in WORKERS[:2]]
+    table = Table(box=box.SIMPLE_HEAD, title="an engine that answers at once", title_justify="left")
+    for name in ("workers", "episodes/s", "main process: CPU ms", "workers: CPU ms"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row["workers"]),
+            f"{row['episodes_per_second']:,.0f}",
+            f"{row['main_cpu_ms']:.2f}",
+            f"{row['worker_cpu_ms']:.2f}",
+        )
+    console().print(table)
+    return rows
+
+
 async def compare() -> list[dict[str, Any]]:
     screen = console()
     rows = []
@@ -102,6 +153,9 @@ async def compare() -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    if sys.argv[1:] == ["--processes"]:
+        show_cpu()
+        return
     rows = run_async(compare())
     table = Table(box=box.SIMPLE_HEAD, title="processes and Ray actors", title_justify="left")
     for name in (
@@ -125,7 +179,9 @@ def main() -> None:
             f"{actors['seconds_to_start']:.1f}",
         )
     console().print(table)
-    write_results("ray_workers", {"envs_per_worker": ENVS_PER_WORKER, "workers": rows})
+    write_results(
+        "ray_workers", {"envs_per_worker": ENVS_PER_WORKER, "workers": rows, "no_engine": show_cpu()}
+    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ BENCHMARKS = (
     "overhead",
     "no_barrier",
     "scale",
+    "million",
     "envs",
     "store",
     "store_postgres",

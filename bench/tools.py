@@ -6,7 +6,8 @@
   runs them one after the other, as agents commonly do; the limit is the longest call.
 - **Hand-over**: from the moment one rollout gives a resource back to the moment the next one in line has it, with 64
   rollouts and four resources. The baseline is an `asyncio.Semaphore`, which hands over a permit and no resource.
-- **Executions**: `sum(range(100))` in a new sandbox each, in one sandbox that keeps its state, and as baselines in a new
+- **Executions**: `sum(range(100))` in a new sandbox each (of which two are started ahead, as the tool `python` has it), one after
+  the other and four at a time, which keeps two cores busy, in one sandbox that keeps its state, and as baselines in a new
   `python -I -c` process each, which is not confined at all, and in the same under `bwrap`, with namespaces and a root of its
   own. Beside executions per second stands the processor time of each, of all processes involved, which other programs on
   the machine change less; and the memory of an idle sandbox, shared pages divided by those who share them (PSS).
@@ -30,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from results_file import write_results
-from rollwright.sandbox.client import SandboxFactory
+from rollwright.sandbox.client import AHEAD, SandboxFactory
 from rollwright.tools import Pool, Toolbox, ToolContext, tool
 from rollwright.trajectory import ToolCall
 
@@ -123,7 +124,7 @@ async def hand_over() -> dict[str, float]:
 
 
 async def executions() -> dict[str, float]:
-    sandboxes = SandboxFactory()
+    sandboxes = SandboxFactory(ahead=AHEAD)
     kept = await sandboxes.open()
 
     async def fresh(count: int) -> None:
@@ -166,9 +167,10 @@ async def executions() -> dict[str, float]:
     figures |= {
         f"{name}_cpu_ms": median(cpu for _, cpu in each) for name, each in rounds.items() if name != "bwrap"
     }
-    figures["idle_kib"] = await idle_memory(sandboxes)
     kept.close()
     sandboxes.close()
+    figures["ahead"] = AHEAD
+    figures["idle_kib"] = await idle_memory()
     return figures
 
 
@@ -196,15 +198,15 @@ def cpu_seconds(sandboxes: SandboxFactory) -> float:
     )
 
 
-async def idle_memory(sandboxes: SandboxFactory) -> float:
+async def idle_memory() -> float:
     """KiB of memory that each of a hundred idle sandboxes takes."""
+    sandboxes = SandboxFactory()
     several = [await sandboxes.open() for _ in range(IDLE)]
     for each in several:
         await each.run(CODE)
     processes = spawner(sandboxes).children()
     taken = [each.memory_full_info().pss for each in processes]
-    for each in several:
-        each.close()
+    sandboxes.close()
     return float(sum(taken)) / len(taken) / 1024
 
 

@@ -24,6 +24,11 @@ all times on a simulated engine with a slot for each, whose speed is set so that
 each second; whoever has played one takes the next. Memory is that of an episode in flight, and of the rollout that waits
 behind it. Lag is how late the event loop is for a timer."""
 
+MILLION = """What the finished part of a run costs when it is resumed: a step of a real run, written again under the ids of later
+steps until the folder has so many rollouts, then `rollwright resume` for one more step of 1,000, and `rollwright show`. CPU
+seconds are those of the whole command; after the moment from which it plays come the step itself and the summary over all
+steps, which reads every trajectory."""
+
 FLEETS = """How well calls are divided among 64 engines. Simulated vLLM servers with prefix caches on a virtual clock, and the router
 that runs use: the members of a group share their first prompt, and every turn continues the one before. The bound of the hit
 rate computes every distinct prefix once in the whole fleet; that of the makespan divides the work that is left by the episodes
@@ -291,7 +296,62 @@ def _ray_workers(figures: Figures) -> list[str]:
         )
         for each in figures["workers"]
     ]
-    return [table(("workers", "processes, episodes/s", "Ray actors, episodes/s", "ratio"), rows)]
+    found = [table(("workers", "processes, episodes/s", "Ray actors, episodes/s", "ratio"), rows)]
+    if at_once := figures.get("no_engine"):
+        cpu = [
+            (
+                str(each["workers"]),
+                f"{each['episodes_per_second']:,.0f}",
+                f"{each['main_cpu_ms']:.2f}",
+                f"{each['worker_cpu_ms']:.2f}",
+            )
+            for each in at_once
+        ]
+        heads = (
+            "workers, engine at once",
+            "episodes/s",
+            "CPU ms per episode, main process",
+            "CPU ms per episode, workers",
+        )
+        found += ["", table(heads, cpu)]
+    return found
+
+
+def _million(figures: Figures) -> list[str]:
+    rows = [
+        (
+            f"{each['rollouts']:,}",
+            f"{each['disk_mb']:,.0f}",
+            f"{each['resume']['plays_cpu_seconds']:.1f}",
+            f"{each['resume']['cpu_seconds']:.1f}",
+            f"{each['resume']['mib']:,.0f}",
+            f"{each['show']['cpu_seconds']:.1f}",
+        )
+        for each in figures["sizes"]
+    ]
+    heads = (
+        "finished rollouts",
+        "disk, MB",
+        "`resume` plays after, CPU s",
+        "`resume` in all, CPU s",
+        "its peak, MiB",
+        "`show`, CPU s",
+    )
+    most, last = figures["most_seconds"], figures["sizes"][-1]
+    spent = last["resume"]["plays_cpu_seconds"]
+    return [
+        table(heads, rows),
+        "",
+        promise_table(
+            [
+                (
+                    f"plays again within {most:.0f} s after {last['rollouts']:,} rollouts",
+                    f"{spent:.1f} s",
+                    spent <= most,
+                )
+            ]
+        ),
+    ]
 
 
 def _rendering(figures: Figures) -> list[str]:
@@ -316,6 +376,7 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "overhead": (OVERHEAD, _overhead),
     "no_barrier": (NO_BARRIER, _no_barrier),
     "scale": (SCALE, _scale),
+    "million": (MILLION, _million),
     "fleets": (FLEETS, _fleets),
     "envs": (ENVS, _envs),
     "store": (STORE, _store),

@@ -42,8 +42,8 @@ slots; the transcripts of both are the same. The limit is max(total work / slots
 seeds."""
 
 TOOLS = """Eight calls of one turn side by side and one after the other (each waits 20 ms), handing a pooled resource from one
-rollout to the next, and running a line of Python in the sandbox: a new one for each, one that keeps its state, and a
-plain process without any confinement."""
+rollout to the next, and running a line of Python in the sandbox: a new one for each, of which two are started ahead, one that
+keeps its state, and a plain process without any confinement."""
 
 SWARM_SHARING = """What sharing costs: each of the nodes announces its groups and pulls four of 25 KB, against an all-gather over
 hivemind's own nodes in the same run."""

@@ -18,7 +18,7 @@ from rollwright.rewards.failure import NoReward
 from rollwright.rewards.functions import Value
 from rollwright.rewards.scored import ScoredAttempt
 from rollwright.rewards.settings import UnitTestsReward
-from rollwright.sandbox.client import SandboxError, SandboxFactory
+from rollwright.sandbox.client import AHEAD, SandboxError, SandboxFactory
 from rollwright.sandbox.protocol import ExecutionResult, SandboxLimits
 
 _FENCED = re.compile(r"```[ \t]*([\w+-]*)[ \t]*\n(.*?)```", re.DOTALL)
@@ -58,7 +58,7 @@ class UnitTests:
             memory=settings.memory_mb << 20,
             output=_OUTPUT,
         )
-        self._sandboxes = SandboxFactory(limits, allow_unconfined=settings.allow_unconfined)
+        self._sandboxes = SandboxFactory(limits, allow_unconfined=settings.allow_unconfined, ahead=AHEAD)
         self._places = asyncio.Semaphore(settings.concurrency)
 
     async def evaluate(self, attempt: ScoredAttempt) -> Value:

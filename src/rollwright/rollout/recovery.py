@@ -16,14 +16,17 @@ from rollwright.errors import FormatError
 from rollwright.rollout.accounting import Fate, FateReason
 from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
-from rollwright.rollout.groups import NOT_NEEDED
+from rollwright.rollout.groups import NOT_NEEDED, Decision
 from rollwright.rollout.settling import NO_REASON, RolloutSettler
-from rollwright.rollout.stream import rollout_ids
-from rollwright.store.records import CompletionEntry, RolloutStatus
+from rollwright.rollout.stream import completions, rollout_ids
+from rollwright.store.records import CompletionEntry, EnqueueRequest, RolloutStatus
 from rollwright.trajectory import Boundary, Trajectory
 
 RESTORED_AT_ONCE = 1000
 """Finished rollouts whose trajectories are loaded together."""
+
+GROUPS_AT_ONCE = 500
+"""Groups that are opened again before those of them that were handed out are settled."""
 
 HANDED_OUT: FateReason = (Fate.DELIVERED, None)
 
@@ -104,20 +107,29 @@ async def restore_stream(settler: RolloutSettler, first: int, delivered: Collect
     many of the decisions were applied before the restart: enqueueing and cancelling are idempotent.
     """
     book, store = settler.book, settler.rollouts.store
-    known = set(await rollout_ids(store, book.prefix, settler.rollouts.mode))
+    known, handed_out = (
+        set(await rollout_ids(store, book.prefix, settler.rollouts.mode)),
+        frozenset(delivered),
+    )
     # Groups are opened in the order of their indices, so the highest one in the store says how many there were.
     indices = [book.group_index(each) for each in (*known, *delivered)]
     opened = max((index for index in indices if index is not None), default=-1) + 1
-    requests = [each for _ in range(first, opened) for each in settler.rollouts.requests(book.open_group())]
     cursor = 0
-    log: list[CompletionEntry] = []
-    while completions := await store.read_completions(cursor):
-        cursor = completions[-1].cursor
-        log += completions
-    replay = CompletionReplay(delivered, book.size_of, book.filters)
-    await _replay_log(replay, log, settler)
-    for group_id in delivered:
-        book.settle_as_delivered(group_id, replay.fates.get(group_id, ()), replay.caught.get(group_id))
+    of_delivered: dict[str, list[CompletionEntry]] = {}
+    others: list[CompletionEntry] = []
+    async for each in completions(store):
+        cursor = each.cursor
+        if (group_id := _group_of(each)) in handed_out:
+            of_delivered.setdefault(group_id, []).append(each)
+        else:
+            others.append(each)
+    requests: list[EnqueueRequest] = []
+    for start in range(first, opened, GROUPS_AT_ONCE):
+        groups = [book.open_group() for _ in range(start, min(start + GROUPS_AT_ONCE, opened))]
+        await _settle_delivered(settler, groups, handed_out, of_delivered)
+        for each in groups:
+            if _opened_group(each) not in handed_out:
+                requests += settler.rollouts.requests(each)
     # A process can end between opening a group in its book and enqueueing it: those rollouts are enqueued now.
     lost = [
         each
@@ -129,10 +141,30 @@ async def restore_stream(settler: RolloutSettler, first: int, delivered: Collect
     ]
     if lost:
         await store.enqueue_many_rollouts(lost)
-    for start in range(0, len(log), RESTORED_AT_ONCE):
-        await settler.settle(log[start : start + RESTORED_AT_ONCE])
+    for start in range(0, len(others), RESTORED_AT_ONCE):
+        await settler.settle(others[start : start + RESTORED_AT_ONCE])
     book.dropped_in_a_row = 0  # between those that were dropped, others were handed out
     return cursor
+
+
+async def _settle_delivered(
+    settler: RolloutSettler,
+    groups: Sequence[Decision],
+    delivered: frozenset[str],
+    log: dict[str, list[CompletionEntry]],
+) -> None:
+    """Settles those of the groups that were handed out, each at once: a run may have many thousands of them."""
+    own = [each for each in map(_opened_group, groups) if each in delivered]
+    replay = CompletionReplay(own, settler.book.size_of, settler.book.filters)
+    await _replay_log(replay, [each for group_id in own for each in log.pop(group_id, ())], settler)
+    for group_id in own:
+        settler.book.settle_as_delivered(
+            group_id, replay.fates.get(group_id, ()), replay.caught.get(group_id)
+        )
+
+
+def _opened_group(opened: Decision) -> str:
+    return opened.enqueue[0][1].group_id
 
 
 async def _replay_log(

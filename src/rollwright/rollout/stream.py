@@ -4,7 +4,7 @@ Always true: enqueueing, cancelling and deleting are idempotent, so a decision t
 applied again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,11 +15,21 @@ from rollwright.rollout.episode import Episode
 from rollwright.rollout.groups import Decision, Group
 from rollwright.rollout.settings import LimitsConfig
 from rollwright.store.api import Store
-from rollwright.store.records import AttemptStatus, EnqueueRequest, RolloutConfig
+from rollwright.store.records import (
+    AttemptStatus,
+    CompletionEntry,
+    EnqueueRequest,
+    RolloutConfig,
+    RolloutStatus,
+)
+from rollwright.store.transitions import FINAL_ROLLOUT
 from rollwright.trajectory import OutsideCall, Trajectory
 
 IDS_AT_ONCE = 10_000
 """Page size of queries for rollout ids; each page costs a scan of all of them."""
+
+
+UNFINISHED = [each for each in RolloutStatus if each not in FINAL_ROLLOUT]
 
 
 class OpeningGate(Protocol):
@@ -119,12 +129,23 @@ class StreamRollouts:
 
 
 async def rollout_ids(store: Store, prefix: str, mode: str | None = None) -> list[str]:
-    """Ids in a store with this prefix, queried page by page, so that other tasks run in between."""
-    found: list[str] = []
+    """Ids in a store with this prefix: those of the completion log, then those that have not ended, which are few beside
+    them. To page through all rollouts would cost a scan for each page. `mode`: of those that have not ended."""
+    found = [each.rollout_id async for each in completions(store) if each.rollout_id.startswith(prefix)]
+    open_ones: list[str] = []
     while True:
         page = await store.query_rollouts(
-            rollout_id_contains=prefix, mode=mode, limit=IDS_AT_ONCE, offset=len(found)
+            status=UNFINISHED, rollout_id_contains=prefix, mode=mode, limit=IDS_AT_ONCE, offset=len(open_ones)
         )
-        found += [each.rollout_id for each in page]
-        if not page.items or len(found) >= page.total:
-            return [each for each in found if each.startswith(prefix)]
+        open_ones += [each.rollout_id for each in page]
+        if not page.items or len(open_ones) >= page.total:
+            return list(dict.fromkeys([*found, *(each for each in open_ones if each.startswith(prefix))]))
+
+
+async def completions(store: Store) -> AsyncIterator[CompletionEntry]:
+    """Yields the store's completion log, read page by page."""
+    cursor = 0
+    while page := await store.read_completions(cursor):
+        cursor = page[-1].cursor
+        for each in page:
+            yield each

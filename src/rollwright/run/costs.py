@@ -220,7 +220,7 @@ class CostBook:
     def restore(self) -> None:
         """Continue with what earlier processes have written into the folder."""
         assert self._folder is not None
-        for row in RunReader(self._folder.path).costs():
+        for row in RunReader(self._folder.path).iterate_costs():
             self._earlier = max(self._earlier, float(row.get("clock", 0.0)))
             used = {CostKey(*each[:4]): TokenUsage(*each[4:]) for each in row["used"]}
             if not row["rollout_id"]:  # of the judges of a group, or a sum over pruned rollouts

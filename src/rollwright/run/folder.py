@@ -21,7 +21,7 @@ from rollwright.addresses import without_password
 from rollwright.errors import FormatError, RollwrightError, naming
 from rollwright.run.log_records import LogCondition, decoded, records
 from rollwright.run.retention import Forgotten, read_forgotten
-from rollwright.run.sealed_rows import read_rows, read_sealed, seal
+from rollwright.run.sealed_rows import SealedRows, check_rows, iterate_rows, read_sealed, seal
 from rollwright.run.trajectory_log import TRAJECTORIES, TrajectoryLog
 from rollwright.trajectory import Trajectory
 
@@ -111,7 +111,7 @@ class RunFolder:
             log = TrajectoryLog.create(file)
             repairs.append(f"{file}: is missing; a new one is started")
         for name in (METRICS, FAILURES, COSTS, DRAWS):
-            repairs += repair_rows(read_rows(path / name))
+            repairs += repair_rows(check_rows(path / name))
         folder = cls(path, log, {row["rollout_id"]: row["reason"] for row in reader.failures()})
         folder.repairs = repairs
         if forgotten.steps:  # the last process may have been killed while it removed pruned steps
@@ -337,7 +337,11 @@ class RunReader:
 
     def costs(self) -> list[dict[str, Any]]:
         """What each ended rollout has used; those of pruned steps are one line for each tag, without a rollout."""
-        return self._rows(COSTS, _is_costs)
+        return list(self.iterate_costs())
+
+    def iterate_costs(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of `costs` one by one."""
+        return self._iterate(COSTS, _is_costs)
 
     def draws(self) -> list[dict[str, Any]]:
         """What each training group was to play, and what it showed, in their order; only with a curriculum or a task sampler."""
@@ -377,16 +381,21 @@ class RunReader:
             self._tell(f"{file}: lacks {missing:,} trajectories of batches that {METRICS} names", lost=True)
 
     def _rows(self, name: str, fits: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-        found = read_rows(self.path / name)
+        return list(self._iterate(name, fits))
+
+    def _iterate(self, name: str, fits: Callable[[dict[str, Any]], bool]) -> Iterator[dict[str, Any]]:
+        found, strange = SealedRows(self.path / name), 0
+        for row in iterate_rows(found):
+            if fits(row):
+                yield row
+            else:
+                strange += 1
         for line in found.told():
             self._tell(line, lost=bool(found.damaged))
-        rows = [row for row in found.rows if fits(row)]
-        if len(rows) < len(found.rows):
-            strange = len(found.rows) - len(rows)
+        if strange:
             self._tell(
                 f"{self.path / name}: {strange} lines lack required fields and are left out", lost=True
             )
-        return rows
 
     def _tell(self, line: str, *, lost: bool = False) -> None:
         self._told[line] = None

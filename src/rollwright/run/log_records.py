@@ -129,16 +129,18 @@ def records(
 ) -> Iterator[bytes]:
     """Yield the records of a log, from its beginning or from the offset `start`, which is behind an earlier record.
     `condition` collects the damage; `on_damage` gets the skipped bytes."""
-    position = start
+    position, size = start, 0
     if not start:
         log.seek(0)
         position = _read_header(log, condition, on_damage)
+    log.seek(position)
     while True:
-        log.seek(position)
         head = log.read(FRAME.size)
         if not head:
             return
-        encoded = _whole(log, head)
+        if len(head) == FRAME.size and position + FRAME.unpack(head)[0] > size:
+            size = os.fstat(log.fileno()).st_size
+        encoded = _whole(log, head, size)
         if encoded is None:
             found = _resynchronize(log, position)
             if found.half_written:
@@ -150,6 +152,7 @@ def records(
             else:
                 condition.mended += 1
             encoded, position = found.encoded, found.end
+            log.seek(position)
         else:
             position += FRAME.size + len(encoded)
         if encoded is not None:
@@ -167,7 +170,7 @@ def _read_header(log: BinaryIO, condition: LogCondition, on_damage: Callable[[by
         condition.cut_off = True  # its writer was killed before the header was complete
         return size
     log.seek(len(HEAD))
-    begins_well = _whole(log, log.read(FRAME.size)) is not None
+    begins_well = _whole(log, log.read(FRAME.size), size) is not None
     if not begins_well and not _finds_any(log):
         raise FormatError(
             f"{log.name}: is not a trajectory log of this release, or damaged from end to end; where it is missing, "
@@ -195,12 +198,12 @@ def _note_damage(
     on_damage(data)
 
 
-def _whole(log: BinaryIO, head: bytes) -> bytes | None:
+def _whole(log: BinaryIO, head: bytes, log_size: int) -> bytes | None:
     """The record behind this frame, if it is intact."""
     if len(head) < FRAME.size:
         return None
     size, checksum = FRAME.unpack(head)
-    if not size or size > os.fstat(log.fileno()).st_size:
+    if not size or size > log_size:
         return None
     encoded = log.read(size)
     return encoded if len(encoded) == size and crc32(encoded) == checksum else None
@@ -257,6 +260,14 @@ def correct_record(encoded: bytes, checksum: int) -> bytes | None:
     except FormatError:
         return None
     return candidate
+
+
+def rollout_of(encoded: bytes, file: Path) -> str:
+    """The id of the rollout of an intact record."""
+    try:
+        return Trajectory.read_rollout_id(encoded)
+    except FormatError as error:
+        raise FormatError(f"{file}: {error}") from error
 
 
 def decoded(encoded: bytes, file: Path) -> Trajectory:

@@ -36,9 +36,6 @@ from rollwright.trajectory import Trajectory
 AT_ONCE = 200
 """Rollouts that are read from a store, or entered into it, concurrently."""
 
-READ_AT_ONCE = 5000
-"""Rollouts per page when a store is scanned."""
-
 WORKER = "recovery"
 """Worker id of the attempts that recovery enters into a store."""
 
@@ -112,11 +109,11 @@ async def _check_file(folder: RunFolder, path: Path, config: RunConfig) -> None:
 
 async def _unreadable(path: Path) -> str | None:
     """Error in the rows of a SQLite file, which SQLite's own check does not decode; `None` if all can be read."""
+    from rollwright.store.sql.sqlite_integrity import decode_rollouts
+
     store = await open_store(str(path))
     try:
-        offset = 0
-        while page := await store.query_rollouts(limit=READ_AT_ONCE, offset=offset):
-            offset += len(page)
+        await asyncio.to_thread(decode_rollouts, path)  # in one pass: pages of a query would each cost a scan
         cursor = 0
         while log := await store.read_completions(cursor):
             cursor = log[-1].cursor

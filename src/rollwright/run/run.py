@@ -188,7 +188,7 @@ class Run:
                 self.store, self._forgotten, cancel=True
             )  # an earlier process may have ended before this
         if self._delivered is not None:
-            ids = await rollout_ids(self.store, f"{self.config.name}.", VALIDATION)
+            ids = await rollout_ids(self.store, f"{self.config.name}.{VALIDATION}", VALIDATION)
             begun = begun_validations(self.config.name, ids)
             self.unfinished_validations = sorted(begun - self._validated.keys())
         address = given if isinstance(given, str) else None

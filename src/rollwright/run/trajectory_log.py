@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from rollwright.errors import RollwrightError, naming
-from rollwright.run.log_records import FRAME, HEAD, LogCondition, decoded, framed, records
+from rollwright.run.log_records import FRAME, HEAD, LogCondition, framed, records, rollout_of
 
 TRAJECTORIES = "trajectories.rwlog"
 DAMAGED = f"{TRAJECTORIES}.damaged"
@@ -56,7 +56,7 @@ class TrajectoryLog:
         places: dict[str, Place] = {}
         with naming(file):
             for encoded in records(opened, condition):
-                rollout_id = decoded(encoded, file).rollout_id
+                rollout_id = rollout_of(encoded, file)
                 places[rollout_id] = Place(condition.end - len(encoded), len(encoded))
             if not condition.whole:
                 opened, places = _rewrite(file, opened)
@@ -167,7 +167,7 @@ class LogCopy:
             with file.open("rb") as log:
                 for encoded in records(log, condition, damage.append):
                     copy.end = condition.end
-                    rollout_id = decoded(encoded, file).rollout_id
+                    rollout_id = rollout_of(encoded, file)
                     if not leaves_out(rollout_id):
                         partial.write(framed(encoded))
                         copy.places[rollout_id] = Place(written + FRAME.size, len(encoded))

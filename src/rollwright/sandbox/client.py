@@ -12,10 +12,12 @@ imports before it forks: it calls `prepare()` once, `reads()` names the files th
 import asyncio
 import logging
 import os
+import select
 import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -46,6 +48,11 @@ _GRACE_SECONDS = 1.0
 
 _MAX_REPLY = 1 << 22
 """Bytes of one reply; a longer one means that the code took over the sandbox's process."""
+
+_READ_SIZE = 1 << 16
+
+AHEAD = 2
+"""Sandboxes to start ahead for those who need a new one often: while one works, the next is forked and confined."""
 
 _log = logging.getLogger(__name__)
 
@@ -187,7 +194,14 @@ class Sandbox:
         self._line = line
         self._limits = limits
         self._turn = asyncio.Lock()
+        self._unread = bytearray()
         self.has_ended = False
+
+    def is_spare(self, limits: SandboxLimits) -> bool:
+        """Whether it has these limits and its process lives."""
+        waiting = select.poll()
+        waiting.register(self._line, 0)  # the end of the other side is always reported
+        return self._limits == limits and not waiting.poll(0)
 
     async def run(self, code: str, seconds: float | None = None) -> ExecutionResult:
         """Executes `code`; its exception, or the end of the sandbox, is part of the result."""
@@ -248,27 +262,27 @@ class Sandbox:
 
     async def _read_reply(self) -> SandboxReply | None:
         """The next reply; `None`: the socket is closed, or the bytes are not a reply."""
-        head = await self._read(LENGTH.size)
-        if head is None or (length := LENGTH.unpack(head)[0]) > _MAX_REPLY:
-            return None
-        body = await self._read(length)
-        try:
-            return None if body is None else msgspec.msgpack.decode(body, type=SandboxReply)
-        except (msgspec.MsgspecError, ValueError):  # ValueError: text that is not UTF-8
-            return None
-
-    async def _read(self, count: int) -> bytes | None:
-        data = bytearray()
         loop = asyncio.get_running_loop()
-        while len(data) < count:
+        while True:
+            if len(self._unread) >= LENGTH.size:
+                end = LENGTH.size + LENGTH.unpack_from(self._unread)[0]
+                if end > _MAX_REPLY:
+                    return None
+                if len(self._unread) >= end:
+                    body = bytes(self._unread[LENGTH.size : end])
+                    del self._unread[:end]
+                    break
             try:
-                more = await loop.sock_recv(self._line, count - len(data))
+                more = await loop.sock_recv(self._line, _READ_SIZE)
             except ConnectionError:
                 return None
             if not more:
                 return None
-            data += more
-        return bytes(data)
+            self._unread += more
+        try:
+            return msgspec.msgpack.decode(body, type=SandboxReply)
+        except (msgspec.MsgspecError, ValueError):  # ValueError: text that is not UTF-8
+            return None
 
     def _explain_end(self, reply: SandboxReply | None) -> str:
         if isinstance(reply, Exited) and reply.signal:
@@ -286,20 +300,26 @@ class SandboxFactory:
         *,
         folders: Sequence[Path | str] = (),
         allow_unconfined: bool = False,
+        ahead: int = 0,
     ) -> None:
         """`folders`: directories that code may read and import from, beside the standard library. `allow_unconfined`:
-        on a machine without namespaces, seccomp or an unprivileged user, code runs under rlimits alone."""
+        on a machine without namespaces, seccomp or an unprivileged user, code runs under rlimits alone. `ahead`: sandboxes
+        that are kept ready from the second `open` on, each with about 1 MiB of memory."""
         self.limits = limits or SandboxLimits()
         self._fork_server = ForkServer("rollwright.sandbox.runner", folders)
         self._allow_unconfined = allow_unconfined
         self._is_confined = True
+        self._ahead = ahead
+        self._spares: deque[Sandbox] = deque()
+        self._has_opened = False
 
     async def open(self, limits: SandboxLimits | None = None) -> Sandbox:
         """Starts a sandbox, with other limits than the factory's if some are given, and waits until it can run code."""
         limits = limits or self.limits
-        sandbox = self._start(limits)
+        sandbox = self._take_spare(limits) or self._start(limits)
         missing = await sandbox.wait_until_ready()
         if not missing:
+            self._start_ahead(limits)
             return sandbox
         if not self._allow_unconfined:
             raise SandboxError(
@@ -315,7 +335,25 @@ class SandboxFactory:
 
     def close(self) -> None:
         """Ends the fork server and all its sandboxes; a later `open` starts a new one."""
+        self._drop_spares()
         self._fork_server.close()
+
+    def _take_spare(self, limits: SandboxLimits) -> Sandbox | None:
+        # Spares end with their fork server, but a moment after it.
+        if self._spares and self._fork_server.is_running and self._spares[0].is_spare(limits):
+            return self._spares.popleft()
+        self._drop_spares()
+        return None
+
+    def _start_ahead(self, limits: SandboxLimits) -> None:
+        """Starts sandboxes like the last one, if that was not the first: one alone would need no other."""
+        while self._has_opened and self._is_confined and len(self._spares) < self._ahead:
+            self._spares.append(self._start(limits))
+        self._has_opened = True
+
+    def _drop_spares(self) -> None:
+        while self._spares:
+            self._spares.pop().close()
 
     def _start(self, limits: SandboxLimits) -> Sandbox:
         return Sandbox(self._fork_server.start(limits, is_confined=self._is_confined), limits)

@@ -2,7 +2,7 @@
 
 A confined process has no network, no other process, no files but its own tmpfs and the Python library (read-only), no
 capabilities, an unprivileged user, and only the system calls that `rollwright.sandbox.seccomp` allows. What is the same for
-all sandboxes of a fork server is set up once (`enter_namespaces`, `build_root`), the rest in each sandbox (`confine`); a step
+all sandboxes of a fork server is set up once (`enter_namespaces`, `build_root`), the rest in each sandbox (`confinement`, `confine`); a step
 that the machine refuses raises `IsolationError` with one line.
 
 The first half of the module wraps the Linux calls for which Python has no function; each raises `OSError` when the kernel
@@ -66,12 +66,19 @@ def check_result(result: int, call: str) -> None:
 
 @cache
 def libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+    """The C library. Types of arguments are declared here once: to make a value of `ctypes` for each costs a new sandbox
+    several pages of memory."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.prctl.argtypes = (ctypes.c_int, *4 * (ctypes.c_ulong,))
+    library.unshare.argtypes = (ctypes.c_int,)
+    library.setns.argtypes = (ctypes.c_int, ctypes.c_int)
+    library.mount.argtypes = (*3 * (ctypes.c_char_p,), ctypes.c_ulong, ctypes.c_char_p)
+    library.capset.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+    return library
 
 
-def prctl(option: int, *arguments: int) -> None:
-    padded = [ctypes.c_ulong(each) for each in (*arguments, 0, 0, 0, 0)[:4]]
-    if libc().prctl(option, *padded) < 0:
+def prctl(option: int, second: int = 0, third: int = 0) -> None:
+    if libc().prctl(option, second, third, 0, 0) < 0:
         check_result(-1, f"prctl {option}")
 
 
@@ -89,10 +96,16 @@ class SeccompFilter:
         header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(self._code))
         self._header = ctypes.create_string_buffer(header)
 
+        self.calls = (
+            (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),  # the kernel demands it of a process without CAP_SYS_ADMIN
+            (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(self._header), 0, 0),
+        )
+        """Arguments of the calls of `prctl` that install it."""
+
     def install(self) -> None:
         """Restricts this process and its children to the system calls that the filter allows; irreversible."""
-        prctl(_PR_SET_NO_NEW_PRIVS, 1)  # the kernel demands it of a process without CAP_SYS_ADMIN
-        prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(self._header))
+        for each in self.calls:
+            prctl(*each[:3])
 
 
 def install_seccomp_filter(program: bytes) -> None:
@@ -100,29 +113,21 @@ def install_seccomp_filter(program: bytes) -> None:
     SeccompFilter(program).install()
 
 
-def fork_quietly() -> int:
-    """Forks this process, which must have one thread only, without Python's work after a fork. That makes locks anew that
-    other threads may hold, and calls what modules registered: `random` would draw a new seed, for example."""
-    pid = _fork_function()()
-    if pid < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"fork: {os.strerror(number)}")
-    return int(pid)
-
-
 @cache
-def _fork_function() -> Callable[[], int]:
+def quiet_fork() -> Callable[[], int]:
+    """A function that forks this process, which must have one thread only, without Python's work after a fork. That makes
+    locks anew that other threads may hold, and calls what modules registered: `random` would draw a new seed, for example."""
     function: Callable[[], int] = ctypes.PyDLL(None, use_errno=True).fork
     return function
 
 
 def unshare(spaces: int) -> None:
-    check_result(libc().unshare(ctypes.c_int(spaces)), "unshare")
+    check_result(libc().unshare(spaces), "unshare")
 
 
 def set_namespace(file: int, space: int) -> None:
     """Enters the namespace of an open file; a PID namespace is that of later children only."""
-    check_result(libc().setns(ctypes.c_int(file), ctypes.c_int(space)), "setns")
+    check_result(libc().setns(file, space), "setns")
 
 
 def map_own_ids(user: int, group: int, proc: int | None = None) -> None:
@@ -148,28 +153,25 @@ _CAPABILITY_HEADER = struct.pack("Ii", _CAPABILITY_VERSION, 0)
 _NO_CAPABILITIES = bytes(24)
 
 
-def drop_capabilities() -> None:
-    check_result(libc().capset(_CAPABILITY_HEADER, _NO_CAPABILITIES), "capset")
-
-
-def look_up_calls() -> None:
-    """Finds the library functions that `confine` calls, once for all children of this process."""
-    for name in ("prctl", "capset", "unshare", "socket", "fork"):
-        getattr(libc(), name)
-    prctl(_PR_GET_DUMPABLE)
-    libc().socket(-1, 0, 0)
-
-
 def make_mounts_private() -> None:
     """Keeps later mounts from propagating to other mount namespaces."""
     mount(None, "/", None, _MS_REC | _MS_PRIVATE, None)
 
 
 def mount_tmpfs(at: Path, size: int, mode: int) -> None:
-    """Mounts a tmpfs of `size` bytes; its inode limit is in proportion, because empty files take memory too."""
+    """Mounts a tmpfs of `size` bytes."""
+    _mount_tmpfs(os.fsencode(at), tmpfs_options(size, mode))
+
+
+def tmpfs_options(size: int, mode: int) -> bytes:
+    """Mount options of a tmpfs of `size` bytes; its inode limit is in proportion, because empty files take memory too."""
     inodes = max(_MIN_INODES, size // _BYTES_PER_INODE)
-    options = f"size={size},nr_inodes={inodes},mode={mode:o}"
-    mount("tmpfs", str(at), "tmpfs", _MS_NOSUID | _MS_NODEV, options)
+    return f"size={size},nr_inodes={inodes},mode={mode:o}".encode()
+
+
+def _mount_tmpfs(at: bytes, options: bytes) -> None:
+    if libc().mount(b"tmpfs", at, b"tmpfs", _MS_NOSUID | _MS_NODEV, options) != 0:
+        check_result(-1, f"mount {os.fsdecode(at)}")
 
 
 def make_read_only(at: Path) -> None:
@@ -201,7 +203,7 @@ def pivot_root(folder: Path) -> None:
 
 def mount(source: str | None, at: str, kind: str | None, flags: int, options: str | None) -> None:
     texts = [None if each is None else os.fsencode(each) for each in (source, at, kind, options)]
-    result = libc().mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3])
+    result = libc().mount(texts[0], texts[1], texts[2], flags, texts[3])
     check_result(result, f"mount {at}")
 
 
@@ -210,6 +212,8 @@ _ROOT = Path("/proc")
 
 WORK = Path("/tmp")
 """Working directory of the sandbox, the only writable one."""
+
+_WORK_NAME = os.fsencode(WORK)
 
 _HIDDEN = Path("/.folders")
 """Where folders inside `WORK` are mounted for all sandboxes, each of which mounts a tmpfs over `WORK`."""
@@ -232,7 +236,7 @@ def standard_library() -> Path:
 
 def enter_namespaces() -> None:
     """Creates network, PID, mount and IPC namespaces for the children of this process, and a user namespace unless it is
-    root. Root enters its user namespace at the end of `confine`: until then it must read files that only root can."""
+    root. Root enters its user namespace at the end of its `confinement`: until then it must read files that only root can."""
     spaces = NEW_NETWORK | NEW_PIDS | NEW_MOUNTS | NEW_IPC
     user, group = os.geteuid(), os.getegid()
     _require("namespaces", lambda: unshare(spaces if user == 0 else spaces | NEW_USER))
@@ -253,44 +257,72 @@ def build_root(folders: Sequence[Path]) -> HiddenFolders:
     return [(str(place), str(each)) for each, place in places.items()]
 
 
-def mount_own_folder(disk: int, hidden: HiddenFolders) -> None:
-    """Enters a new mount namespace and mounts a tmpfs of `disk` bytes there, which no other sandbox sees."""
+def mount_own_folder(tmpfs: bytes, hidden: HiddenFolders) -> None:
+    """Enters a new mount namespace and mounts a tmpfs with these options there, which no other sandbox sees."""
     unshare(NEW_MOUNTS)
-    mount_tmpfs(WORK, disk, 0o777)
+    _mount_tmpfs(_WORK_NAME, tmpfs)
     for source, at in hidden:
         os.makedirs(at, exist_ok=True)
         mount(source, at, None, _MS_BIND | _MS_REC, None)  # read-only like its source
 
 
-def confine(needed: Sequence[str], rlimits: Rlimits, filter_code: SeccompFilter, proc: int) -> None:
-    """Confines this process, irreversibly. It must be the first process of its PID namespace, in a root of `build_root` with a
-    folder of its own, and must afterwards be able to read the files `needed`. `proc`: descriptor of `/proc`, which the root
-    does not have. It calls little, because each page of memory that a new process writes to is copied."""
-    feature = "an own folder"
-    try:
-        os.chdir(WORK)
-        user, group = os.geteuid(), os.getegid()
-        if user == 0:
-            feature = "an unprivileged user"
-            become_nobody()
-        feature = "a user namespace"
-        unshare(NEW_USER)
-        if user != 0:
-            map_own_ids(user, group, proc)
-        os.close(proc)
-        _check_readable(needed)
-        feature = "a parent-death signal"
-        set_parent_death_signal()  # after the change of user, which resets it
-        feature = "dropping capabilities"
-        drop_capabilities()
-        feature = "limits"
-        for kind, values in rlimits:
-            resource.setrlimit(kind, values)
-        feature = "a system-call filter"
-        filter_code.install()  # last, because the filter forbids most of the calls above
-    except OSError as error:
-        raise IsolationError(f"{feature}: {error.strerror or error}") from error
-    _verify_filter()
+Step = tuple[str, Callable[..., int | None], tuple[object, ...]]
+"""A feature, the call that sets it up, and its arguments. A call of the C library that fails returns -1, one of Python's raises."""
+
+
+def confinement(
+    needed: Sequence[str], filter_code: SeccompFilter, proc: int
+) -> tuple[Sequence[Step], Sequence[Step]]:
+    """The steps that confine a process, irreversibly: those before and those after its rlimits are set. It must be the first
+    process of its PID namespace, in a root of `build_root` with a folder of its own, and must afterwards be able to read the
+    files `needed`. `proc`: descriptor of `/proc`, which the root does not have.
+
+    The steps are laid out ahead, in the process that forks, because each page of memory that a new process writes to is
+    copied, and in Python to look something up is to write."""
+    user, group = os.geteuid(), os.getegid()
+    before: list[Step] = [("an own folder", os.chdir, (os.fsencode(WORK),))]
+    if user == 0:
+        feature = "an unprivileged user"
+        before += [
+            (feature, os.setgroups, ([],)),
+            (feature, os.setresgid, 3 * (NOBODY,)),
+            (feature, os.setresuid, 3 * (NOBODY,)),
+        ]
+    before.append(("a user namespace", libc().unshare, (NEW_USER,)))
+    if user != 0:
+        before.append(("a user namespace", map_own_ids, (user, group, proc)))
+    before += [
+        ("a user namespace", os.close, (proc,)),
+        ("", _check_readable, (needed,)),
+        # after the change of user, which resets it
+        ("a parent-death signal", libc().prctl, (_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)),
+        ("dropping capabilities", libc().capset, (_CAPABILITY_HEADER, _NO_CAPABILITIES)),
+    ]
+    # last, because the filter forbids most of the calls above
+    return before, [("a system-call filter", libc().prctl, each) for each in filter_code.calls]
+
+
+def limit_steps(rlimits: Rlimits) -> Sequence[Step]:
+    return [("limits", resource.setrlimit, each) for each in rlimits]
+
+
+def confine(steps: Sequence[Step], connect: Callable[[int, int, int], int], fork: Callable[[], int]) -> None:
+    """Takes the steps, and then attempts two forbidden calls, to prove that the filter is active. `connect`, `fork`: the C
+    library's `socket` and `fork`."""
+    for feature, call, arguments in steps:
+        try:
+            result = call(*arguments)
+        except OSError as error:
+            raise IsolationError(f"{feature}: {error.strerror or error}") from error
+        if result == -1:
+            raise IsolationError(f"{feature}: {os.strerror(ctypes.get_errno())}")
+    if (made := connect(_AF_UNIX, _SOCK_STREAM, 0)) >= 0:
+        os.close(made)
+        raise IsolationError("a working system-call filter: a connection could be made")
+    if (made := fork()) >= 0:
+        if made == 0:
+            os._exit(0)
+        raise IsolationError("a working system-call filter: another process could be made")
 
 
 def limit_without_namespaces(needed: Sequence[str], rlimits: Rlimits, folder: Path) -> None:
@@ -348,14 +380,3 @@ def _outermost(places: Sequence[Path]) -> list[Path]:
     """The existing directories of `places` that are inside no other of them."""
     found = [each for each in dict.fromkeys(places) if each.is_dir()]
     return [each for each in found if not set(each.parents) & set(found)]
-
-
-def _verify_filter() -> None:
-    """Attempts two forbidden calls, to prove that the filter is active."""
-    if (made := libc().socket(_AF_UNIX, _SOCK_STREAM, 0)) >= 0:
-        os.close(made)
-        raise IsolationError("a working system-call filter: a connection could be made")
-    if (made := libc().fork()) >= 0:
-        if made == 0:
-            os._exit(0)
-        raise IsolationError("a working system-call filter: another process could be made")

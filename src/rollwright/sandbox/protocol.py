@@ -4,6 +4,7 @@ A frame is a length and a msgpack body. Replies may be forged by hostile code: a
 their size. A process's rlimits are only ever lowered.
 """
 
+import os
 import resource
 import struct
 from collections.abc import Sequence
@@ -93,6 +94,29 @@ def read_frame(source: IO[bytes]) -> bytes | None:
     (length,) = LENGTH.unpack(head)
     body = source.read(length)
     return body if len(body) == length else None
+
+
+def send_frame(connection: int, message: msgspec.Struct) -> None:
+    """As `write_frame`, to a descriptor. A file object allocates buffers, which a new sandbox has to copy or to clear."""
+    unsent = memoryview(frame(message))
+    while unsent:
+        unsent = unsent[os.write(connection, unsent) :]
+
+
+def receive_frame(connection: int) -> bytes | None:
+    """As `read_frame`, from a descriptor."""
+    head = _receive(connection, LENGTH.size)
+    return None if head is None else _receive(connection, LENGTH.unpack(head)[0])
+
+
+def _receive(connection: int, count: int) -> bytes | None:
+    data = os.read(connection, count)
+    while len(data) < count:
+        more = os.read(connection, count - len(data))
+        if not more:
+            return None
+        data += more
+    return data
 
 
 class StartRequest(msgspec.Struct, frozen=True):

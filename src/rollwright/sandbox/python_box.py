@@ -24,7 +24,7 @@ from rollwright.sandbox.box import (
     RunsCommands,
     Snapshot,
 )
-from rollwright.sandbox.client import Sandbox, SandboxError, SandboxFactory
+from rollwright.sandbox.client import AHEAD, Sandbox, SandboxError, SandboxFactory
 from rollwright.sandbox.protocol import SandboxLimits
 
 _MAX_OUTPUT = 2 << 20
@@ -46,7 +46,7 @@ class PythonBackend(SandboxFactory):
         folders: Sequence[Path | str] = (),
         allow_unconfined: bool = False,
     ) -> None:
-        super().__init__(limits, folders=folders, allow_unconfined=allow_unconfined)
+        super().__init__(limits, folders=folders, allow_unconfined=allow_unconfined, ahead=AHEAD)
         self._boxes: set[PythonBox] = set()
 
     async def find_obstacle(self) -> str:

@@ -31,8 +31,8 @@ from rollwright.sandbox.protocol import (
     ExecutionResult,
     SandboxLimits,
     frame,
-    read_frame,
-    write_frame,
+    receive_frame,
+    send_frame,
 )
 
 _REPEAT_SECONDS = 0.1
@@ -106,12 +106,19 @@ class _Output(io.TextIOBase):
 class CodeRunner:
     """Executes pieces of code one after the other in one namespace."""
 
-    def __init__(self, output: int) -> None:
-        self._output = output
+    def __init__(self) -> None:
+        self._output = 0
         self._names: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
         self._count = 0
         self._may_interrupt = False
         self._recursion = sys.getrecursionlimit()
+        signal.signal(signal.SIGALRM, self._interrupt)
+
+    def serve(self, connection: int, output: int) -> None:
+        """Executes requests until the client closes the socket. `output`: characters that are kept of each execution."""
+        self._output = output
+        while (body := receive_frame(connection)) is not None:
+            send_frame(connection, self.run(msgspec.msgpack.decode(body, type=ExecuteRequest)))
 
     def run(self, request: ExecuteRequest) -> ExecutionResult:
         self._count += 1
@@ -143,7 +150,8 @@ class CodeRunner:
         """Executes the code and returns its traceback, empty if there is none. Formatting counts against the time limit,
         because it may call the code's own methods."""
         self._may_interrupt = True
-        signal.signal(signal.SIGALRM, self._interrupt)
+        if self._count > 1:  # earlier code may have changed it
+            signal.signal(signal.SIGALRM, self._interrupt)
         signal.setitimer(signal.ITIMER_REAL, request.seconds, _REPEAT_SECONDS)
         try:
             self._execute(request.code, output)
@@ -195,21 +203,32 @@ def _format_error(error: BaseException, longest: int) -> str:
     return "".join(report.format()).strip()[-longest:]
 
 
+_prepared: CodeRunner | None = None
+"""Made in the fork server, so that no sandbox has to."""
+
+
 def prepare() -> None:
     """Imports frequently used modules and executes code, in the fork server: what the interpreter sets up at the first use of
     its compiler, and where it rewrites its own instructions, would otherwise be done, and copied, in every sandbox."""
+    global _prepared
     for module in _WARM:
         importlib.import_module(module)
-    before = sys.stdout, sys.stderr, signal.getsignal(signal.SIGALRM)
+    before = sys.stdout, sys.stderr
     ours, theirs = socket.socketpair()
-    with ours:
+    with ours, theirs:
         for code in _FIRST_PROGRAMS:
             ours.sendall(frame(ExecuteRequest(code, 60.0)))
         ours.shutdown(socket.SHUT_WR)
-        serve(theirs.detach(), SandboxLimits())
-    sys.stdout, sys.stderr = before[:2]
-    signal.signal(signal.SIGALRM, before[2])
+        serve(theirs.fileno(), SandboxLimits())
+    sys.stdout, sys.stderr = before
     linecache.clearcache()
+    _prepared = CodeRunner()
+    random.seed(0)
+    os.register_at_fork(after_in_child=_seed)  # after the function of `random`, which draws another seed
+
+
+def _seed() -> None:
+    random.seed(0)
 
 
 def reads() -> list[Path]:
@@ -219,8 +238,4 @@ def reads() -> list[Path]:
 
 def serve(connection: int, limits: SandboxLimits) -> None:
     """Executes requests until the client closes the socket."""
-    random.seed(0)
-    runner = CodeRunner(limits.output)
-    with os.fdopen(connection, "rb") as requests, os.fdopen(os.dup(connection), "wb") as replies:
-        while (body := read_frame(requests)) is not None:
-            write_frame(replies, runner.run(msgspec.msgpack.decode(body, type=ExecuteRequest)))
+    (_prepared or CodeRunner()).serve(connection, limits.output)

@@ -8,12 +8,15 @@ A sandbox leaves nothing in them, because it can make neither a socket with a na
 Always true: a sandbox keeps no open file beside its socket, so none of another sandbox, of this process or of `/proc`.
 """
 
+import ctypes
 import os
 import platform
 import resource
 import select
 import signal
 import socket
+import struct
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn, Protocol
@@ -28,20 +31,23 @@ from rollwright.sandbox.isolation import (
     HiddenFolders,
     IsolationError,
     SeccompFilter,
+    Step,
     build_root,
     confine,
-    fork_quietly,
-    look_up_calls,
+    confinement,
+    libc,
+    limit_steps,
     mount_own_folder,
+    quiet_fork,
     set_namespace,
     set_parent_death_signal,
     standard_library,
+    tmpfs_options,
     unshare,
 )
 from rollwright.sandbox.protocol import (
     Exited,
     Ready,
-    Rlimits,
     SandboxLimits,
     StartRequest,
     frame,
@@ -62,6 +68,15 @@ _READY = frame(Ready())
 
 _MAX_START = 1 << 16
 """Largest size of a `StartRequest`, in bytes."""
+
+_FILE_NUMBER = struct.Struct("i")
+_ONE_FILE = socket.CMSG_SPACE(_FILE_NUMBER.size)
+"""Size of the control data that carries one file descriptor."""
+
+_MAX_PLANS = 256
+"""Starts after which plans are made anew: this process's own size, which they rest on, changes little and slowly."""
+
+_SIGKILL = int(signal.SIGKILL)
 
 _FILES_PER_SANDBOX = 4
 """Descriptors of this process for each sandbox: its socket, its process and two namespaces."""
@@ -88,6 +103,16 @@ class _Spaces(NamedTuple):
     ipc: int
 
 
+class _Plan(NamedTuple):
+    """What a request asks for, as the calls that start a sandbox take it."""
+
+    limits: SandboxLimits
+    steps: Sequence[Step]
+    """Those that confine it."""
+    tmpfs: bytes
+    """Options of the mount of its own folder."""
+
+
 class _Running(NamedTuple):
     """A sandbox that has not exited."""
 
@@ -100,8 +125,13 @@ class _Running(NamedTuple):
 
 def receive_start(control: socket.socket) -> tuple[StartRequest | None, int]:
     """The next request and its socket; `None`: the client has closed the connection."""
-    body, files, _, _ = socket.recv_fds(control, _MAX_START, 1)
-    return (msgspec.msgpack.decode(body, type=StartRequest), files[0]) if body else (None, -1)
+    body, line = _receive(control)
+    return (msgspec.msgpack.decode(body, type=StartRequest), line) if body else (None, -1)
+
+
+def _receive(control: socket.socket) -> tuple[bytes, int]:
+    body, carried, _, _ = control.recvmsg(_MAX_START, _ONE_FILE)
+    return (body, _FILE_NUMBER.unpack(carried[0][2])[0]) if body else (b"", -1)
 
 
 def keep_only_line(line: int) -> None:
@@ -116,7 +146,6 @@ class Spawner:
     def __init__(self, control: socket.socket, program: ConfinedProgram) -> None:
         self._control = control
         self._program = program
-        self._needed: list[str] = []
         self._hidden: HiddenFolders = []
         self._proc = -1
         self._statm = -1
@@ -127,6 +156,9 @@ class Spawner:
         self._lines: dict[int, _Running] = {}
         """Those of them that have not been killed, by the descriptor of the socket."""
         self._most = 0
+        self._plans: dict[bytes, _Plan] = {}
+        """By the request's own bytes: most requests ask for the same."""
+        self._planned = 0
 
     def run(self, folders: list[Path]) -> None:
         """Serves the control socket until the client closes it."""
@@ -137,10 +169,10 @@ class Spawner:
         while True:
             for file, _ in self._poll.poll():
                 if file == control:
-                    start, line = receive_start(self._control)
-                    if start is None:
+                    body, line = _receive(self._control)
+                    if not body:
                         return
-                    self._start(start, line)
+                    self._start(body, line)
                 elif (sandbox := self._lines.get(file)) is not None:
                     self._kill(sandbox)
                 elif (sandbox := self._processes.get(file)) is not None:
@@ -155,41 +187,61 @@ class Spawner:
         self._proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         self._statm = os.open("self/statm", os.O_RDONLY, dir_fd=self._proc)
         self._own_pids = os.open("self/ns/pid", os.O_RDONLY, dir_fd=self._proc)
-        self._needed = list(map(str, (standard_library() / "os.py", *self._program.reads())))
+        needed = list(map(str, (standard_library() / "os.py", *self._program.reads())))
         if (filter_code := compile_filter(SANDBOX_RULES)) is None:
             raise IsolationError(f"a system-call filter for {platform.machine()}")
         self._filter = SeccompFilter(filter_code)
-        look_up_calls()
+        self._before, self._after = confinement(needed, self._filter, _PROC)
+        self._fork_call, self._socket_call = quiet_fork(), libc().socket
+        self._files = (
+            ("/proc", os.dup2, (self._proc, _PROC)),  # whatever is there, also `line`, is not needed any more
+            ("own files", os.closerange, (_PROC + 1, _MAX_FILE)),
+        )
         self._hidden = build_root(folders)
         self._own_mounts = os.open("self/ns/mnt", os.O_RDONLY, dir_fd=self._proc)
 
-    def _start(self, start: StartRequest, line: int) -> None:
+    def _start(self, body: bytes, line: int) -> None:
         try:
             if len(self._processes) >= self._most:
                 raise IsolationError(f"a free file descriptor: {self._most} sandboxes run already")
+            plan = self._plan(body)
             spaces = self._enter_spaces()
-            pid = self._fork(start.limits, line)
+            pid = self._fork(plan, line)
         except (OSError, IsolationError) as error:
             with suppress(OSError):
                 os.write(line, frame(Ready(str(error))))
             os.close(line)
             return
-        sandbox = _Running(pid, os.pidfd_open(pid), line, spaces)
-        self._processes[sandbox.process] = self._lines[line] = sandbox
-        self._poll.register(sandbox.process, select.EPOLLIN)
+        process = os.pidfd_open(pid)
+        self._processes[process] = self._lines[line] = _Running(pid, process, line, spaces)
+        self._poll.register(process, select.EPOLLIN)
         self._poll.register(line, select.EPOLLRDHUP)
 
-    def _fork(self, limits: SandboxLimits, line: int) -> int:
+    def _plan(self, body: bytes) -> _Plan:
+        self._planned += 1
+        if self._planned % _MAX_PLANS == 0:
+            self._plans.clear()
+        if body not in self._plans:
+            limits = msgspec.msgpack.decode(body, type=StartRequest).limits
+            used = int(os.pread(self._statm, 256, 0).split()[0]) * resource.getpagesize()
+            steps = (*self._before, *limit_steps(rlimits_of(limits, used)), *self._after)
+            self._plans[body] = _Plan(limits, steps, tmpfs_options(limits.disk, 0o777))
+        return self._plans[body]
+
+    def _fork(self, plan: _Plan, line: int) -> int:
         """Forks a sandbox as the first process of a new PID namespace, in a mount namespace of its own. This process makes
         them: it keeps the memory that it writes to, and a new sandbox would have to copy it."""
-        used = int(os.pread(self._statm, 256, 0).split()[0]) * resource.getpagesize()
-        rlimits = rlimits_of(limits, used)
-        mount_own_folder(limits.disk, self._hidden)
+        steps = [("a socket", os.dup2, (line, LINE)), *self._files, *plan.steps]
+        limits, fork, connect, serve = plan.limits, self._fork_call, self._socket_call, self._program.serve
+        mount_own_folder(plan.tmpfs, self._hidden)
         try:
             unshare(NEW_PIDS)
-            pid = fork_quietly()
+            pid = fork()
             if pid == 0:
-                self._confine_and_serve(limits, rlimits, line)
+                _confine_and_serve(steps, limits, fork, connect, serve)
+            if pid < 0:
+                number = ctypes.get_errno()
+                raise OSError(number, f"fork: {os.strerror(number)}")
         finally:
             set_namespace(self._own_mounts, NEW_MOUNTS)
             set_namespace(self._own_pids, NEW_PIDS)  # else the next `unshare` would be refused
@@ -208,7 +260,7 @@ class Spawner:
 
     def _kill(self, sandbox: _Running) -> None:
         """Kills a sandbox that its client has closed. It exits while this process goes on."""
-        os.kill(sandbox.pid, signal.SIGKILL)
+        os.kill(sandbox.pid, _SIGKILL)
         self._close_line(sandbox)
 
     def _reap(self, sandbox: _Running) -> None:
@@ -233,16 +285,20 @@ class Spawner:
         self._poll.unregister(sandbox.line)
         os.close(sandbox.line)
 
-    def _confine_and_serve(self, limits: SandboxLimits, rlimits: Rlimits, line: int) -> NoReturn:
-        """Confines this process and serves requests until the socket closes."""
-        try:
-            os.dup2(line, LINE)
-            os.dup2(self._proc, _PROC)  # whatever is there, also `line`, is not needed any more
-            os.closerange(_PROC + 1, _MAX_FILE)
-            confine(self._needed, rlimits, self._filter, _PROC)
-            os.write(LINE, _READY)
-            self._program.serve(LINE, limits)
-        except IsolationError as missing:
-            os.write(LINE, frame(Ready(str(missing))))
-        finally:
-            os._exit(0)
+
+def _confine_and_serve(
+    steps: Sequence[Step],
+    limits: SandboxLimits,
+    fork: Callable[[], int],
+    connect: Callable[[int, int, int], int],
+    serve: Callable[[int, SandboxLimits], None],
+) -> NoReturn:
+    """Confines this process and serves requests until the socket closes."""
+    try:
+        confine(steps, connect, fork)
+        os.write(LINE, _READY)
+        serve(LINE, limits)
+    except IsolationError as missing:
+        os.write(LINE, frame(Ready(str(missing))))
+    finally:
+        os._exit(0)

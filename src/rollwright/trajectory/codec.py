@@ -25,6 +25,7 @@ _ID_CODE, _FLOAT_CODE = 1, 2
 """msgpack extension codes of the two kinds of token array."""
 
 Record = TypeVar("Record")
+Decoded = TypeVar("Decoded")
 
 
 class Codec(Generic[Record]):
@@ -49,6 +50,7 @@ class Codec(Generic[Record]):
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
         self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=_from_wire, dec_hook=_accept)
         self._outliner = msgspec.msgpack.Decoder(kind, ext_hook=_empty, dec_hook=_accept)
+        self._identifier = msgspec.msgpack.Decoder(_Identity)
         self._zstd = _Zstd() if compress else None
 
     def encode(self, record: Record) -> bytes:
@@ -61,10 +63,14 @@ class Codec(Generic[Record]):
         """The record with empty token arrays, at a fraction of the cost of `decode`."""
         return self._decode(data, self._outliner)
 
+    def rollout_id(self, data: bytes) -> str:
+        """The id of the rollout that the record is of; no other field is decoded or checked."""
+        return self._decode(data, self._identifier).rollout_id
+
     def decode(self, data: bytes) -> Record:
         return self._decode(data, self._decoder)
 
-    def _decode(self, data: bytes, decoder: "msgspec.msgpack.Decoder[Record]") -> Record:
+    def _decode(self, data: bytes, decoder: "msgspec.msgpack.Decoder[Decoded]") -> Decoded:
         start = len(self._magic)
         if data[:start] != self._magic:
             raise FormatError(
@@ -98,6 +104,10 @@ class Codec(Generic[Record]):
                 f"{self._name} declares {size} bytes uncompressed; the limit is {MAX_DECODED_BYTES}"
             )
         return zstd.decompressor.decompress(body)
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    rollout_id: str
 
 
 class _Zstd(local):

@@ -197,6 +197,11 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
         return check(_CODEC.decode(data))
 
     @staticmethod
+    def read_rollout_id(data: bytes) -> str:
+        """The rollout's id alone, of a record that is known to be whole."""
+        return _CODEC.rollout_id(data)
+
+    @staticmethod
     def outline(data: bytes) -> "Trajectory":
         """Decodes everything but token ids and log-probabilities, which are empty. Cheap, for lists and searches; its
         samples and `not_trainable` mean nothing, and the forest is not checked."""

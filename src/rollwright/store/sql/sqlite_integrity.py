@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from rollwright.store.sql.migrate import NEWEST, READ_VERSION, VERSION_TABLE
+from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow
 from rollwright.store.sql.schema import metadata
 
 THOROUGH_BYTES = 64 * 2**20
@@ -58,6 +59,14 @@ def check_integrity(path: Path, *, full: bool | None = None) -> list[str]:
     if not problems and known < _STORE_TABLES:
         problems = [f"{path}: it has none of a store's tables; its log {path.name}-wal may be missing"]
     return problems
+
+
+def decode_rollouts(path: Path) -> None:
+    """Decodes every rollout of a file with the newest schema, one by one; raises whatever damaged bytes lead to."""
+    columns = ", ".join(f'"{each.name}"' for each in ROLLOUT_COLUMNS)
+    with closing(_connect(path)) as connection:
+        for row in connection.execute(f"SELECT {columns} FROM rollouts"):
+            RolloutRow(*row).record()
 
 
 def one_line(problem: object) -> str:
