@@ -44,13 +44,17 @@ from rollwright.swarm.identity import Identity
 from rollwright.swarm.refusals import PeerRefused
 from rollwright.swarm.signed import open_signed
 from rollwright.swarm.transports.base import PassedOver
-from rollwright.swarm.views import PeerView
+from rollwright.swarm.views import MOST_KNOWN, PeerView
 
 FANOUT = 2
 """Exchanges that a node opens in an interval; as many are opened with it on average."""
 
 ANSWERED = 16
 """Offers that a node answers in an interval: a view of average popularity gets two."""
+
+LEARNT = 4
+"""Offers in an interval from which a node learns of peers: twice what honest nodes send it on average. From replies, which it
+asked for, it always learns."""
 
 PULLED = 8
 """Manifests pulled in an interval."""
@@ -170,8 +174,8 @@ class Gossip:
                     self.view.note_silence(opened.peer, now)
         while self._held and next(iter(self._held.values()))[1] < now - self._hold_seconds:
             self._held.popitem(last=False)
-        if len(self._records) > 4 * len(self.view) + 64:
-            self._records = {peer: each for peer, each in self._records.items() if peer in self.view.members}
+        if len(self._records) > MOST_KNOWN + 64:
+            self._records = {peer: each for peer, each in self._records.items() if peer in self.view}
         return [self._offer(peer, now) for peer in self.view.draw(FANOUT)]
 
     def receive(self, data: bytes, now: float) -> list[Outgoing]:
@@ -213,8 +217,10 @@ class Gossip:
             return []
         check_offer(data, offer)
         self._answered.add(sender)
-        self.view.add(sender, sender)
-        self._learn(offer.records, sender, now)
+        # Whoever opens many exchanges with others must not name more peers than those who are asked.
+        if len(self._answered) <= LEARNT:
+            self.view.add(sender, sender)
+            self._learn(offer.records, sender, now)
         if offer.token in self._open:  # of another exchange: an honest node's token is new
             self.counts[PassedOver.JUNK_GOSSIP] += 1
             return []
@@ -253,6 +259,9 @@ class Gossip:
             if manifest.swarm == self._swarm and name not in self._held:
                 self._hold(name, envelope, now)
                 self._arrived.append(envelope)
+                # Its signature shows that the peer was there: another name from another part of the swarm.
+                if self.view.is_wanted(manifest.peer, opened.peer, manifest.created):
+                    self.view.add(manifest.peer, opened.peer)
         envelopes = self._envelopes(opened, delivery.wanted)
         return (
             [Outgoing(opened.peer, encode_delivery(Delivery(delivery.token, envelopes)))] if envelopes else []
@@ -317,8 +326,9 @@ class Gossip:
         """Records to pass on: the own one, and those of some members."""
         if self._own_record is None or now - self._own_record.time > RENEW_SECONDS:
             self._own_record = sign_record(self._identity, self._mark, now)
-        members = (self._records.get(peer) for peer in self.view.sample(2 * RECORDS))
-        known = [each.packed for each in members if each is not None and self._is_recent(each, now)]
+        records = [self._records.get(peer) for peer in self.view.sample(RECORDS)]
+        known = [each.packed for each in records if each is not None and self._is_recent(each, now)]
+        self._random.shuffle(known)
         return (self._own_record.packed, *known[: RECORDS - 1])
 
     def _learn(self, packed: Sequence[bytes], source: str, now: float) -> None:

@@ -22,7 +22,7 @@ from rollwright.swarm.transports.base import MAX_MANIFEST_BYTES
 OFFERED = 16
 """Manifests that one message offers."""
 
-RECORDS = 4
+RECORDS = 8
 """Records of peers in one message."""
 
 DELIVERED = 8

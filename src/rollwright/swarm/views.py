@@ -27,6 +27,8 @@ KEPT = 8
 RESERVE = 128
 """Peers remembered beside the members, by lot: enough for some of every part of a partitioned swarm."""
 
+MOST_KNOWN = PLACES + KEPT + RESERVE
+
 NAMED_BY_ONE = 4
 """Places whose peers one source named: a quarter, so a newcomer's first contact cannot fill its view."""
 
@@ -67,9 +69,9 @@ class PeerView:
             return False
         if time <= self._silent.get(peer, float("-inf")):
             return False
-        if not self._winnable(peer):
-            return peer not in self._reserve and len(self._reserve) < RESERVE
-        return named_by == peer or self._named_by(named_by) < NAMED_BY_ONE
+        if self._winnable(peer) and (named_by == peer or self._named_by(named_by) < NAMED_BY_ONE):
+            return True
+        return peer not in self._reserve and len(self._reserve) < RESERVE
 
     def add(self, peer: str, named_by: str) -> None:
         """Give a verified peer the places that it wins; the displaced peers and those without a place go to the reserve."""
@@ -140,9 +142,10 @@ class PeerView:
         return drawn
 
     def sample(self, count: int) -> list[str]:
-        """Members to tell others of."""
-        members = sorted(self._members)
-        return self._random.sample(members, min(count, len(members)))
+        """Peers to tell others of: members and, for more variety, as many of the reserve."""
+        members = self._random.sample(sorted(self._members), min(count, len(self._members)))
+        reserve = (self._reserve.draw() for _ in range(min(count, len(self._reserve))))
+        return list(dict.fromkeys([*members, *reserve]))
 
     @property
     def members(self) -> set[str]:

@@ -107,9 +107,14 @@ class GossipTransport:
     ) -> "GossipTransport":
         """Join over a link that is open."""
         made = cls(identity, swarm, link, clock=clock, entropy=entropy)
-        link.listen(made._hear)
-        made._ticking = asyncio.create_task(made._tick(), name="gossip")
+        made.join()
         return made
+
+    def join(self, inbox: Inbox | None = None) -> None:
+        """Begin to gossip. `inbox`: for arriving manifests, in place of its own."""
+        self._inbox = inbox or self._inbox
+        self._link.listen(self._hear)
+        self._ticking = asyncio.create_task(self._tick(), name="gossip")
 
     async def announce(self, manifest: bytes, deadline: float = CALL_SECONDS) -> None:
         self.gossip.announce(check_manifest(manifest), self._clock())
