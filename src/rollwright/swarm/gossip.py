@@ -2,7 +2,7 @@
 
 Pure: a message or a tick in, messages out; the clock is an argument, the draws are keyed by a secret of the node. Invariants:
 - What a node sends and pulls in an interval is bounded by constants, whatever the size of the swarm and whatever arrives:
-  `FANOUT` offers of its own, `ANSWERED` replies, `PULLED` manifests, no more than `PULLED_FROM_ONE` of them from one peer.
+  `FANOUT` offers of its own, `ANSWERED` replies, `PULLED` manifests of proven peers and half as many of strangers.
 - Nothing unsigned is kept or passed on, and no peer can write in another's name (`gossip_messages`).
 - A peer that does not answer, does not deliver what it offered, or delivers junk leaves the view (`views`); one that passes
   nothing on costs its own links only, because every manifest is offered by several peers.
@@ -52,15 +52,18 @@ FANOUT = 2
 ANSWERED = 16
 """Offers that a node answers in an interval: a view of average popularity gets two."""
 
-LEARNT = 4
-"""Offers in an interval from which a node learns of peers: twice what honest nodes send it on average. From replies, which it
-asked for, it always learns."""
+LEARNT = 2
+"""Offers in an interval whose senders may enter the view: what honest nodes send on average."""
 
 PULLED = 8
 """Manifests pulled in an interval."""
 
 PULLED_FROM_ONE = 4
-"""Of them from one peer: a peer that offers much cannot use up the others' share."""
+"""Of them from one proven peer; from a stranger half as many, and from all strangers no more than half. So those who offer what
+they do not have cannot use up the others' share."""
+
+FAULTS = 2
+"""Exchanges in a row in which a peer did not deliver all that it had offered and was asked for; one may be bad luck."""
 
 HELD = 512
 """Manifests held to be offered; the oldest are dropped."""
@@ -144,7 +147,10 @@ class Gossip:
         """Wanted ids, with the time when they may be wanted again."""
         self._open: OrderedDict[bytes, _Opened] = OrderedDict()
         """By token."""
-        self._pulled = 0
+        self._pulled: Counter[int] = Counter()
+        """Manifests pulled in this interval: under 1 from proven peers, under 2 from strangers."""
+        self._faults: OrderedDict[str, int] = OrderedDict()
+        """Exchanges in a row in which a peer did not deliver."""
         self._answered: set[str] = set()
         """Peers whose offers were answered in this interval."""
         self._arrived: list[bytes] = []
@@ -165,13 +171,15 @@ class Gossip:
 
     def tick(self, now: float) -> list[Outgoing]:
         """Begin an interval: give up overdue exchanges, open new ones."""
-        self._pulled = 0
+        self._pulled.clear()
         self._answered.clear()
         for token, opened in list(self._open.items()):
             if opened.ends <= now:
                 del self._open[token]
-                if not opened.answered or opened.wanted:
+                if not opened.answered:
                     self.view.note_silence(opened.peer, now)
+                elif opened.wanted:
+                    self._note_fault(opened.peer, now)
         while self._held and next(iter(self._held.values()))[1] < now - self._hold_seconds:
             self._held.popitem(last=False)
         if len(self._records) > MOST_KNOWN + 64:
@@ -211,6 +219,8 @@ class Gossip:
         ):
             self.counts[PassedOver.JUNK_GOSSIP] += 1
             return []
+        if self.view.is_banished(sender, now):
+            return []
         # Counted before the signature is checked: a flood costs no more than its decoding. A member is always answered.
         if sender in self._answered or (len(self._answered) >= ANSWERED and sender not in self.view.members):
             self.counts[PassedOver.TOO_MUCH_GOSSIP] += 1
@@ -225,7 +235,7 @@ class Gossip:
             self.counts[PassedOver.JUNK_GOSSIP] += 1
             return []
         opened = self._new_exchange(offer.token, sender, now, answered=True)
-        opened.wanted = self._choose(offer.manifests, now)
+        opened.wanted = self._choose(offer.manifests, sender, now)
         reply = OfferReply(offer.token, tuple(opened.wanted), tuple(opened.offered), self._tell(now))
         return [Outgoing(sender, sign_reply(reply, sender, self._identity))]
 
@@ -236,7 +246,7 @@ class Gossip:
         opened.answered = True
         self.view.note_answer(opened.peer)
         self._learn(reply.records, opened.peer, now)
-        opened.wanted = self._choose(reply.manifests, now)
+        opened.wanted = self._choose(reply.manifests, opened.peer, now)
         envelopes = self._envelopes(opened, reply.wanted)
         if not envelopes and not opened.wanted:
             return []
@@ -254,7 +264,7 @@ class Gossip:
                 manifest = open_signed(envelope)
             except PeerRefused:
                 self.counts[PassedOver.JUNK_GOSSIP] += 1
-                self.view.note_silence(opened.peer, now)
+                self._note_fault(opened.peer, now)
                 continue
             if manifest.swarm == self._swarm and name not in self._held:
                 self._hold(name, envelope, now)
@@ -262,6 +272,8 @@ class Gossip:
                 # Its signature shows that the peer was there: another name from another part of the swarm.
                 if self.view.is_wanted(manifest.peer, opened.peer, manifest.created):
                     self.view.add(manifest.peer, opened.peer)
+        if delivery.envelopes and not opened.wanted:
+            self._faults.pop(opened.peer, None)
         envelopes = self._envelopes(opened, delivery.wanted)
         return (
             [Outgoing(opened.peer, encode_delivery(Delivery(delivery.token, envelopes)))] if envelopes else []
@@ -291,16 +303,17 @@ class Gossip:
         fresh = [each for each in list(self._held)[-OFFERED_FRESH:] if each not in self._own]
         return own + self._random.sample(fresh, min(OFFERED - len(own), len(fresh)))
 
-    def _choose(self, offered: Sequence[bytes], now: float) -> set[bytes]:
+    def _choose(self, offered: Sequence[bytes], source: str, now: float) -> set[bytes]:
         """Which of the offered manifests to pull, by lot."""
+        share = 1 if self.view.is_proven(source) else 2
         unknown = [
             each
             for each in dict.fromkeys(offered)
             if each not in self._held and self._pending.get(each, 0.0) <= now
         ]
-        room = min(PULLED_FROM_ONE, PULLED - self._pulled, len(unknown))
+        room = min(PULLED_FROM_ONE // share, PULLED // share - self._pulled[share], len(unknown))
         chosen = self._random.sample(unknown, max(room, 0))
-        self._pulled += len(chosen)
+        self._pulled[share] += len(chosen)
         for each in chosen:
             self._pending[each] = now + ANSWER_INTERVALS * self._interval
             self._pending.move_to_end(each)
@@ -315,6 +328,14 @@ class Gossip:
         ]
         opened.offered -= frozenset(names)  # each is delivered once
         return tuple(self._held[each][0] for each in names)
+
+    def _note_fault(self, peer: str, now: float) -> None:
+        self._faults[peer] = self._faults.pop(peer, 0) + 1
+        if self._faults[peer] >= FAULTS:
+            del self._faults[peer]
+            self.view.banish(peer, now)
+        elif len(self._faults) > _OPEN:
+            self._faults.popitem(last=False)
 
     def _hold(self, name: bytes, envelope: bytes, now: float) -> None:
         self._pending.pop(name, None)
@@ -341,7 +362,11 @@ class Gossip:
                 known = self._records.get(source)
                 if known is None or record.time > known.time:
                     self._keep(record)
-            elif self.view.is_wanted(record.peer, source, record.time) and self._keep(record):
+            elif (
+                self.view.believes(source)
+                and self.view.is_wanted(record.peer, source, record.time)
+                and self._keep(record)
+            ):
                 self.view.add(record.peer, source)
 
     def _keep(self, record: PeerRecord) -> bool:

@@ -6,7 +6,9 @@ Pure: no clock, no network. Invariants:
   are keyed by a secret of the node. So being named often or first gains nothing, and a share of the keys gets that share of
   the places.
 - Peers that one source named hold at most `NAMED_BY_ONE` places; a peer that wrote itself does not count for its source.
-- A proven peer (a group of it was accepted here) has a place of its own, which no stranger takes.
+- A proven peer (a group of it was accepted here, which cost it the work of playing) has a place of its own, which no stranger
+  takes. Half of all draws are of proven peers, and only they are believed about others once a node has `ENOUGH` members: those
+  who lie about whom they know name each other, and would soon be all that is heard of.
 - A member that does not answer `UNANSWERED` times in a row leaves its place to the reserve. It returns when a record of it is
   younger than its silence. Reserve members are tried now and then: after a partition, both sides find each other again.
 """
@@ -14,6 +16,7 @@ Pure: no clock, no network. Invariants:
 import random
 import struct
 from collections import OrderedDict
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from rollwright.swarm.transports.peer_table import RandomSet
@@ -21,8 +24,11 @@ from rollwright.swarm.transports.peer_table import RandomSet
 PLACES = 16
 """Drawn members. With a fifth of all peers malicious, all 16 are so once in 10^11 draws."""
 
-KEPT = 8
+KEPT = 16
 """Places of proven peers, the most recent ones."""
+
+ENOUGH = 4
+"""Members from which on strangers are not believed about others."""
 
 RESERVE = 128
 """Peers remembered beside the members, by lot: enough for some of every part of a partitioned swarm."""
@@ -37,6 +43,9 @@ UNANSWERED = 2
 
 FROM_RESERVE = 0.25
 """Share of draws that try a peer of the reserve."""
+
+BANISHED_SECONDS = 600.0
+"""For which a peer that offers what it does not deliver is not spoken to."""
 
 _SILENT = 512
 """Silent peers that are remembered; the oldest are forgotten."""
@@ -60,7 +69,7 @@ class PeerView:
         self._kept: OrderedDict[str, None] = OrderedDict()
         self._reserve = RandomSet(self._random)
         self._silent: OrderedDict[str, float] = OrderedDict()
-        """Peers that did not answer, with the time."""
+        """Peers that did not answer, with the time; of banished ones, the time until which they are."""
 
     def is_wanted(self, peer: str, named_by: str, time: float) -> bool:
         """Whether the peer would get a place, or its record tells news; `time`: of the record. Only then is its signature
@@ -113,8 +122,25 @@ class PeerView:
                 del self._members[gone]
                 self._to_reserve(gone)
 
+    def believes(self, source: str) -> bool:
+        """Whether what this source says of others is taken."""
+        return source in self._kept or len(self._members) < ENOUGH
+
+    def is_proven(self, peer: str) -> bool:
+        return peer in self._kept
+
+    def banish(self, peer: str, now: float) -> None:
+        """Forget a peer, and do not take it back for a while."""
+        if peer in self._members:
+            self._remove(peer, now)
+        self._reserve.discard(peer)
+        self._sources.pop(peer, None)
+        self._note_silent(peer, now + BANISHED_SECONDS)
+
+    def is_banished(self, peer: str, now: float) -> bool:
+        return self._silent.get(peer, now) > now
+
     def note_answer(self, peer: str) -> None:
-        self._silent.pop(peer, None)
         if peer in self._members:
             self._members[peer] = 0
         self.add(peer, peer)  # a peer of the reserve is there again
@@ -127,25 +153,31 @@ class PeerView:
                 self._remove(peer, now)
 
     def draw(self, count: int) -> list[str]:
-        """Peers to gossip with: members, now and then one of the reserve; all of the reserve's if there is no member."""
-        members = sorted(self._members)
-        self._random.shuffle(members)
+        """Peers to gossip with: proven and other members in turn, now and then one of the reserve instead."""
+        kept = self._shuffled(self._kept)
+        others = self._shuffled(self._members.keys() - self._kept.keys())
         drawn: list[str] = []
-        for _ in range(count):
-            if len(self._reserve) and (not members or self._random.random() < FROM_RESERVE):
+        for number in range(count):
+            if len(self._reserve) and (not self._members or self._random.random() < FROM_RESERVE):
                 tried = self._reserve.draw()
                 if tried not in drawn:
                     drawn.append(tried)
                     continue
-            if members:
-                drawn.append(members.pop())
+            first, second = (kept, others) if number % 2 == 0 else (others, kept)
+            if first or second:
+                drawn.append((first or second).pop())
         return drawn
 
     def sample(self, count: int) -> list[str]:
-        """Peers to tell others of: members and, for more variety, as many of the reserve."""
-        members = self._random.sample(sorted(self._members), min(count, len(self._members)))
+        """Peers to tell others of: proven ones and, for more variety, as many others."""
+        kept, others = self._shuffled(self._kept), self._shuffled(self._members.keys() - self._kept.keys())
         reserve = (self._reserve.draw() for _ in range(min(count, len(self._reserve))))
-        return list(dict.fromkeys([*members, *reserve]))
+        return list(dict.fromkeys([*kept[:count], *others[: count // 2], *reserve]))
+
+    def _shuffled(self, peers: Iterable[str]) -> list[str]:
+        ordered = sorted(peers)
+        self._random.shuffle(ordered)
+        return ordered
 
     @property
     def members(self) -> set[str]:
@@ -177,9 +209,7 @@ class PeerView:
     def _remove(self, peer: str, now: float) -> None:
         del self._members[peer]
         self._kept.pop(peer, None)
-        self._silent[peer] = now
-        if len(self._silent) > _SILENT:
-            self._silent.popitem(last=False)
+        self._note_silent(peer, now)
         answering = sorted(each for each in self._reserve if each not in self._silent)
         self._to_reserve(peer)
         for place in [place for place, each in enumerate(self._places) if each == peer]:
@@ -191,6 +221,11 @@ class PeerView:
                 self._places[place], self._lots[place] = best, self._lots_of(best)[place]
                 self._members.setdefault(best, 0)
                 self._reserve.discard(best)
+
+    def _note_silent(self, peer: str, until: float) -> None:
+        self._silent[peer] = until
+        if len(self._silent) > _SILENT:
+            self._silent.popitem(last=False)
 
     def _to_reserve(self, peer: str) -> None:
         self._reserve.add(peer)

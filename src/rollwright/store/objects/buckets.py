@@ -157,7 +157,9 @@ class FsspecBucket(Bucket):
             {"config_kwargs": {"max_pool_connections": THREADS}} if address.startswith("s3") else {}
         )
         try:
-            self._files, root = fsspec.core.url_to_fs(address, use_listings_cache=False, **options)
+            self._files, root = fsspec.core.url_to_fs(
+                address, use_listings_cache=False, skip_instance_cache=True, **options
+            )
         except (ImportError, ValueError) as error:
             raise ConfigError(f"trajectories: {self.address}: {error}") from error
         self._root = root.rstrip("/")

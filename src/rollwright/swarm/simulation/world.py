@@ -175,9 +175,9 @@ class World:
         while settings.churn:
             honest = sum(each.role is Role.HONEST for each in self.present.values())
             await asyncio.sleep(ROUND_SECONDS / max(settings.churn * honest, 1e-9))
-            leaver = self.random.choice(sorted(self.present))
+            leaver = self.random.choice(list(self.present))
             while self.present[leaver].role is not Role.HONEST:
-                leaver = self.random.choice(sorted(self.present))
+                leaver = self.random.choice(list(self.present))
             node = self.present.pop(leaver)
             self._gathering -= node.gathers
             await node.leave()
@@ -353,12 +353,14 @@ class _Watched:
 
 async def simulate(settings: WorldSettings) -> WorldReport:
     """Run a world to its end; on a virtual clock, see `rollwright.aio.run_virtual`."""
-    # In memory where that can be: each node flushes its sequence number to disk, which costs time and no CPU.
-    shared_memory = Path("/dev/shm")
-    home = Path(
-        tempfile.mkdtemp(prefix="rollwright-swarm-", dir=shared_memory if shared_memory.is_dir() else None)
-    )
+    home = _new_home()
     try:
         return await World(settings, home).run()
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _new_home() -> Path:
+    """In memory where that can be: each node flushes its sequence number to disk, which costs time and no CPU."""
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="rollwright-swarm-", dir=memory if memory.is_dir() else None))
