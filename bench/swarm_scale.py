@@ -1,6 +1,7 @@
 """What a swarm of a hundred, a thousand and ten thousand nodes costs each of them, in virtual time.
 
-    python bench/swarm_scale.py
+    python bench/swarm_scale.py                 # all
+    python bench/swarm_scale.py views_10000     # one arm again; the figures of the others stay
 
 The nodes run the package's own exchange: keys and signatures, gossip, admission, selection, fetching, verification by replay,
 quarantine. The network, the model's play and its log-probabilities are stand-ins (`rollwright.swarm.simulation`). A fifth of
@@ -26,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from results_file import write_results
+from results_file import RESULTS, write_results
 from rollwright.aio import run_virtual
 from rollwright.swarm.identity import Identity, is_signed
 from rollwright.swarm.simulation.world import WorldSettings, simulate
@@ -37,11 +38,11 @@ PICTURE = HERE.parent / "docs" / "images" / "swarm_scale.png"
 ARMS = {
     "all_100": WorldSettings(100, "all", seconds=130, warm_up=40, partition=(60, 85)),
     "views_100": WorldSettings(100, "views", seconds=130, warm_up=40, partition=(60, 85)),
-    "views_1000": WorldSettings(1000, "views", seconds=130, warm_up=40, partition=(60, 85)),
     "all_1000": WorldSettings(1000, "all", seconds=50, warm_up=24, gathering=40),
-    "views_10000": WorldSettings(10_000, "views", seconds=64, warm_up=24, partition=(30, 42)),
+    "views_1000": WorldSettings(1000, "views", seconds=110, warm_up=40, partition=(50, 75)),
+    "views_10000": WorldSettings(10_000, "views", seconds=56, warm_up=24, partition=(30, 40)),
 }
-"""A round takes about 20 s. Fewer at 10,000 and with full announcement at 1,000, which alone would take an hour otherwise."""
+"""A round takes about 20 s; there are fewer of them the more nodes there are."""
 
 
 def unit_costs() -> dict[str, float]:
@@ -60,14 +61,14 @@ def unit_costs() -> dict[str, float]:
 def run_arm(name: str) -> dict[str, Any]:
     """One arm in a process of its own, so that none has another's memory."""
     done = subprocess.run(
-        [sys.executable, __file__, name],
+        [sys.executable, __file__, "arm", name],
         check=True,
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return {**dataclasses.asdict(ARMS[name]), **found, "load_before": os.getloadavg()[0]}
 
 
 def show(console: Console, arms: dict[str, Any]) -> None:
@@ -137,20 +138,22 @@ def _value(row: dict[str, Any], name: str) -> Any:
 
 def main() -> None:
     logging.disable(logging.CRITICAL)  # a line for every peer that is caught
-    if sys.argv[1:]:
-        print(json.dumps(dataclasses.asdict(run_virtual(simulate(ARMS[sys.argv[1]])))))
+    if sys.argv[1:2] == ["arm"]:
+        print(json.dumps(dataclasses.asdict(run_virtual(simulate(ARMS[sys.argv[2]])))))
         return
     console = Console()
     load = os.getloadavg()[0]
-    costs = unit_costs()
-    arms = {}
-    for name in ARMS:
+    chosen = sys.argv[1:] or list(ARMS)
+    before = RESULTS / "swarm_scale.json"
+    arms = json.loads(before.read_text())["arms"] if before.is_file() and sys.argv[1:] else {}
+    for name in chosen:
         with console.status(name):
-            arms[name] = {**dataclasses.asdict(ARMS[name]), **run_arm(name)}
+            arms[name] = run_arm(name)
         console.print(f"{name}: {arms[name]['cpu_seconds']:.0f} s of CPU")
+        draw(arms, PICTURE)
+        write_results("swarm_scale", {"load_before": load, **unit_costs(), "arms": arms})
     show(console, arms)
-    draw(arms, PICTURE)
-    console.print(f"written to {write_results('swarm_scale', {'load_before': load, **costs, 'arms': arms})}")
+    console.print(f"written to {RESULTS / 'swarm_scale.json'}")
     if any(row["poison_trained"] for row in arms.values()):
         raise SystemExit("poison was trained on")
 

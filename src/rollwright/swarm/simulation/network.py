@@ -98,7 +98,7 @@ class SimulatedNetwork:
     def deliver(self, sender: "SimulatedLink", receiver: str, message: bytes) -> None:
         """Send a message that announces: a manifest, or one of the gossip."""
         delay = self.pass_on("announce", sender, receiver, len(message))
-        if delay is not None:
+        if delay is not None and self.links[receiver].listens:
             self._loop.call_later(delay, self._arrive, receiver, message)
 
     def _arrive(self, receiver: str, message: bytes) -> None:
@@ -130,6 +130,8 @@ class SimulatedLink:
         self.peer = peer
         self.region = region
         self.held = Held(4 << 20)
+        self.listens = True
+        """Whether messages are handed over; if not, their bytes are counted all the same."""
         self.receive: Callable[[bytes], None] = lambda _: None
         network.join(self)
 

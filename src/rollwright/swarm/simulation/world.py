@@ -194,6 +194,9 @@ class World:
         identity = Identity.generate()
         region = self.random.randrange(REGIONS)
         link = SimulatedLink(self.network, identity.peer, region)
+        limit = self.settings.gathering
+        gathers = role is Role.HONEST and (limit is None or self._gathering < limit)
+        link.listens = gathers or self.settings.announce == "views"
         transport = await self._transport(identity, link, role)
         exchange = Exchange(
             identity,
@@ -204,8 +207,6 @@ class World:
             settings=self.swarm,
             clock=self.clock,
         )
-        limit = self.settings.gathering
-        gathers = role is Role.HONEST and (limit is None or self._gathering < limit)
         self._gathering += gathers
         node = SimulatedNode(
             identity,
