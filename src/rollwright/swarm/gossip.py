@@ -254,6 +254,7 @@ class Gossip:
         return [Outgoing(opened.peer, encode_delivery(delivery))]
 
     def _on_delivery(self, opened: _Opened, delivery: Delivery, now: float) -> list[Outgoing]:
+        genuine = bool(delivery.envelopes)
         for envelope in delivery.envelopes:
             name = manifest_id(envelope)
             if name not in opened.wanted:
@@ -265,6 +266,7 @@ class Gossip:
             except PeerRefused:
                 self.counts[PassedOver.JUNK_GOSSIP] += 1
                 self._note_fault(opened.peer, now)
+                genuine = False
                 continue
             if manifest.swarm == self._swarm and name not in self._held:
                 self._hold(name, envelope, now)
@@ -272,7 +274,7 @@ class Gossip:
                 # Its signature shows that the peer was there: another name from another part of the swarm.
                 if self.view.is_wanted(manifest.peer, opened.peer, manifest.created):
                     self.view.add(manifest.peer, opened.peer)
-        if delivery.envelopes and not opened.wanted:
+        if genuine and not opened.wanted:
             self._faults.pop(opened.peer, None)
         envelopes = self._envelopes(opened, delivery.wanted)
         return (
