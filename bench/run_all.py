@@ -19,6 +19,7 @@ BENCHMARKS = (
     "envs",
     "store",
     "store_postgres",
+    "objects",
     "recovery",
     "ray_workers",
     "rendering",
@@ -37,6 +38,7 @@ BENCHMARKS = (
     "cli_agents",
     "cli_startup",
     "startup",
+    "swarm_scale",
 )
 
 
