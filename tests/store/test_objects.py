@@ -110,7 +110,7 @@ async def finished(store: ObjectBackedStore, name: str, data: bytes = LONG) -> N
 
 async def keys(place: str) -> list[str]:
     bucket = open_bucket(place)
-    found = [each.key for each in await bucket.list("")]
+    found = [each.key for each in await bucket.objects("")]
     bucket.close()
     return found
 

@@ -6,6 +6,7 @@ text has no secret. Credentials come from where the library finds them (environm
 """
 
 import asyncio
+import contextlib
 import os
 import tempfile
 import time
@@ -57,9 +58,9 @@ class Bucket(ABC):
         """Delete what there is of these."""
         await asyncio.gather(*(self._run(key, self._delete, key) for key in keys))
 
-    async def list(self, folder: str) -> list[StoredObject]:
+    async def objects(self, folder: str) -> list[StoredObject]:
         """All objects below a folder."""
-        return await self._run(folder, self._list, folder)
+        return await self._run(folder, self._listed, folder)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -87,7 +88,7 @@ class Bucket(ABC):
     def _delete(self, key: str) -> None: ...
 
     @abstractmethod
-    def _list(self, folder: str) -> "list[StoredObject]": ...
+    def _listed(self, folder: str) -> list[StoredObject]: ...
 
 
 class FolderBucket(Bucket):
@@ -100,8 +101,7 @@ class FolderBucket(Bucket):
 
     def _put(self, key: str, data: bytes) -> None:
         path = self._root / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, partial = tempfile.mkstemp(suffix=PARTIAL, dir=path.parent)
+        handle, partial = self._new_file(path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
@@ -121,10 +121,21 @@ class FolderBucket(Bucket):
         except FileNotFoundError:
             return None
 
-    def _delete(self, key: str) -> None:
-        (self._root / key).unlink(missing_ok=True)
+    def _new_file(self, folder: Path) -> tuple[int, str]:
+        while True:
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                return tempfile.mkstemp(suffix=PARTIAL, dir=folder)
+            except FileNotFoundError:  # another process has just removed the empty folder
+                continue
 
-    def _list(self, folder: str) -> "list[StoredObject]":
+    def _delete(self, key: str) -> None:
+        path = self._root / key
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty, or gone already
+            path.parent.rmdir()
+
+    def _listed(self, folder: str) -> list[StoredObject]:
         now = time.time()
         found = [each for each in (self._root / folder).rglob("*") if each.is_file()]
         return [
@@ -179,7 +190,7 @@ class FsspecBucket(Bucket):
         except FileNotFoundError:
             return
 
-    def _list(self, folder: str) -> "list[StoredObject]":
+    def _listed(self, folder: str) -> list[StoredObject]:
         now = time.time()
         try:
             found = self._files.find(f"{self._root}/{folder}", detail=True)

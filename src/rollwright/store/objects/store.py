@@ -75,7 +75,7 @@ class ObjectBackedStore(Store):
         `unknown`: also those of rollouts that this store does not know, which a process that died while it deleted rollouts
         leaves; only where no other store has its objects in the same place.
         """
-        listed = await self._bucket.list(f"{shard:02x}")
+        listed = await self._bucket.objects(f"{shard:02x}")
         old = [each.key for each in listed if each.age > older_than]
         deleted = 0
         for start in range(0, len(old), MAX_ITEMS):
