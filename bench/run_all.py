@@ -20,6 +20,7 @@ BENCHMARKS = (
     "envs",
     "store",
     "store_postgres",
+    "objects",
     "recovery",
     "ray_workers",
     "rendering",
@@ -38,6 +39,7 @@ BENCHMARKS = (
     "cli_agents",
     "cli_startup",
     "startup",
+    "swarm_scale",
 )
 
 

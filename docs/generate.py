@@ -32,6 +32,7 @@ import benchmark_reports
 import box_table
 import plug_points
 import public_api
+import scale_reports
 import training_reports
 import tree_reports
 import walk_lines
@@ -187,6 +188,7 @@ REPORTS = {
     **tree_reports.REPORTS,
     **agent_reports.REPORTS,
     **training_reports.REPORTS,
+    **scale_reports.REPORTS,
 }
 
 

@@ -21,6 +21,7 @@ from rollwright.run.build_swarm import open_transport, swarm_of
 from rollwright.run.build_training import make_training_advantage
 from rollwright.run.run import Run
 from rollwright.store.opening import STORES, open_store
+from rollwright.swarm.identity import Identity
 from rollwright.training.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
@@ -147,7 +148,7 @@ async def test_curricula_transports_and_stores_of_ones_own_are_used(
     assert manager.curriculum is not None
     assert make_curriculum(manager.curriculum, ["a"]).tag("a") == "a@0"
     told = {"communication": {"transport": "my_parts:transport", "options": {"room": 7}}}
-    assert (await open_transport(swarm_of(build({"swarm": told})), "0" * 64)).room == 7  # type: ignore[attr-defined]
+    assert (await open_transport(swarm_of(build({"swarm": told})), Identity.generate())).room == 7  # type: ignore[attr-defined]
     monkeypatch.setattr(STORES, "_kinds", dict(STORES.kinds))
     STORES.register("mine", "my_parts:open_mine")
     await (await open_store("mine://somewhere")).close()

@@ -33,6 +33,7 @@ from rollwright.run.run import Run
 from rollwright.run.swarm_node import SwarmNode
 from rollwright.run.training import TrainingRun
 from rollwright.settings import Settings
+from rollwright.swarm.identity import Identity
 from rollwright.trajectory import Message
 
 Key = tuple[str, str]
@@ -375,7 +376,7 @@ def read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Key]:
         await train(folder, tmp_path_factory.mktemp("runs"))
         await join(folder, tmp_path_factory.mktemp("swarm"))
         alone = {"communication": {"multicast": False, "listen": ["tcp/127.0.0.1:0"]}}
-        await (await open_transport(swarm_of(build({"swarm": alone})), "0" * 64)).close()
+        await (await open_transport(swarm_of(build({"swarm": alone})), Identity.generate())).close()
 
     played = tmp_path_factory.mktemp("played")
     (played / "games.yaml").write_text(dump(build(games(keep_steps=1, max_steps=2, gateway={}))))

@@ -15,6 +15,8 @@ from rollwright.store.api import Store
 from rollwright.store.http.client import HttpStore
 from rollwright.store.http.server import StoreServer
 from rollwright.store.memory import MemoryStore
+from rollwright.store.objects.buckets import FolderBucket
+from rollwright.store.objects.store import ObjectBackedStore
 from rollwright.store.sql import SqlStore
 from rollwright.store.sql.postgres import PostgresDriver
 from rollwright.store.sql.sqlite import SqliteDriver
@@ -140,8 +142,37 @@ async def http_in_real_time(request: pytest.FixtureRequest) -> AsyncIterator[Sto
     await memory.close()
 
 
-BACKENDS = {"memory": memory, "sqlite": sqlite, "postgres": postgres, "http": http}
+def as_objects(store: Store, request: pytest.FixtureRequest) -> Store:
+    """The same store with every trajectory as an object in a folder."""
+    bucket = FolderBucket(request.getfixturevalue("tmp_path") / "objects")
+    return ObjectBackedStore(store, bucket, inline_bytes=0)
+
+
+async def objects(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    async for backend in sqlite(request):
+        yield Backend(as_objects(backend.store, request), backend.advance)
+
+
+async def postgres_objects(request: pytest.FixtureRequest) -> AsyncIterator[Backend]:
+    async for backend in postgres(request):
+        yield Backend(as_objects(backend.store, request), backend.advance)
+
+
+async def objects_in_real_time(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    async for store in sqlite_in_real_time(request):
+        yield as_objects(store, request)
+
+
+BACKENDS = {
+    "memory": memory,
+    "sqlite": sqlite,
+    "postgres": postgres,
+    "http": http,
+    "objects": objects,
+    "postgres_objects": postgres_objects,
+}
 REAL_TIME = {
+    "objects": objects_in_real_time,
     "memory": memory_in_real_time,
     "sqlite": sqlite_in_real_time,
     "postgres": postgres_in_real_time,

@@ -5,15 +5,20 @@ be lost: `took <rollout> <attempt>`, `done <rollout> <attempt>`, `refused <rollo
 """
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
+from rollwright.store import opening
 from rollwright.store.api import Store
 from rollwright.store.errors import AttemptRefused
+from rollwright.store.opening import TRAJECTORIES_VARIABLE
 from rollwright.store.sql import SqlStore
 
 
 async def open_store(address: str) -> Store:
+    if place := os.environ.get(TRAJECTORIES_VARIABLE):
+        return await opening.open_store(address, trajectories=place)
     if address.startswith("postgresql:"):
         from rollwright.store.sql.postgres import PostgresDriver
 
@@ -22,6 +27,10 @@ async def open_store(address: str) -> Store:
     from rollwright.store.sql.sqlite import SqliteDriver
 
     return SqlStore(await SqliteDriver.open(Path(address)))
+
+
+LONG = b"." * int(os.environ.get("LONG", "0"))
+"""Behind each trajectory, for one that does not fit into a row."""
 
 
 def say(*words: str) -> None:
@@ -35,7 +44,7 @@ async def play(store: Store, worker_id: str, pause: float) -> None:
         try:
             await store.append_journal(*pair, [f"turn of {pair[1]}".encode()])
             await asyncio.sleep(pause)
-            await store.update_attempt(*pair, status="succeeded", trajectory=pair[1].encode())
+            await store.update_attempt(*pair, status="succeeded", trajectory=pair[1].encode() + LONG)
             say("done", *pair)
         except AttemptRefused:
             say("refused", *pair)

@@ -149,8 +149,8 @@ async def _node(home: Path, config: RunConfig, clock_offset: float) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    peer = load_identity(home / IDENTITY_FILE).peer
-    transport = CutTransport(await open_transport(swarm_of(config), peer, clock=clock), home / CUT)
+    identity = load_identity(home / IDENTITY_FILE)
+    transport = CutTransport(await open_transport(swarm_of(config), identity, clock=clock), home / CUT)
     node = SwarmNode(config, home, transport=transport, clock=clock)
     try:
         await node.run()

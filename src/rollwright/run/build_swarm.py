@@ -13,9 +13,12 @@ from rollwright.rewards.settings import JudgeSettings
 from rollwright.rollout.episode import Episode
 from rollwright.run.build import SettingsTable
 from rollwright.run.build_training import check, training_of
+from rollwright.swarm.identity import Identity
 from rollwright.swarm.recipes import TaskBook, task_seed
 from rollwright.swarm.settings import TRANSPORTS
 from rollwright.swarm.transports.base import Transport
+from rollwright.swarm.transports.gossip import GossipTransport
+from rollwright.swarm.transports.zenoh_link import open_zenoh_link
 
 _log = logging.getLogger(__name__)
 
@@ -93,10 +96,13 @@ def task_book(config: RunConfig) -> TaskBook:
 
 
 async def open_transport(
-    config: SwarmConfig, peer: str, *, clock: Callable[[], float] = time.time
+    config: SwarmConfig, identity: Identity, *, clock: Callable[[], float] = time.time
 ) -> Transport:
     """Open the configured transport; its factory may be async."""
     settings = config.communication
-    made = TRANSPORTS.make(settings.transport, config, peer, clock=clock, **settings.options)
+    if settings.announce == "views":
+        link = await open_zenoh_link(config, identity.peer, clock=clock)
+        return await GossipTransport.start(identity, config, link, clock=clock)
+    made = TRANSPORTS.make(settings.transport, config, identity.peer, clock=clock, **settings.options)
     with TRANSPORTS.blame(settings.transport):
         return cast(Transport, await made if isawaitable(made) else made)

@@ -138,7 +138,7 @@ class SwarmNode:
     async def _join(self) -> AsyncIterator[Exchange]:
         config = self.training.config
         assert config.train_env_manager is not None, "see `node_config`"
-        transport = self._transport or await open_transport(self.swarm, self.identity.peer, clock=self._clock)
+        transport = self._transport or await open_transport(self.swarm, self.identity, clock=self._clock)
         self.exchange = exchange = Exchange(
             self.identity,
             self.swarm.name,

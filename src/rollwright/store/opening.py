@@ -16,6 +16,8 @@ from rollwright.errors import ConfigError
 from rollwright.registry import Registry
 from rollwright.store.api import Store
 from rollwright.store.memory import MemoryStore
+from rollwright.store.objects.buckets import open_bucket
+from rollwright.store.objects.store import ObjectBackedStore
 
 ADDRESS_VARIABLE = "ROLLWRIGHT_STORE"
 """Environment variable that holds an address. Unlike an argument, other users of the machine cannot read it."""
@@ -23,6 +25,10 @@ ADDRESS_VARIABLE = "ROLLWRIGHT_STORE"
 TOKEN_VARIABLE = "ROLLWRIGHT_STORE_TOKEN"
 """Environment variable that holds the token of a store behind a server."""
 
+
+TRAJECTORIES_VARIABLE = "ROLLWRIGHT_TRAJECTORIES"
+"""Environment variable that says where trajectories are kept as objects beside their rows: `file:///path` or
+`s3://bucket/prefix`. Every process that opens the store needs the same one; worker processes inherit it."""
 
 USUAL_PATIENCE = 60.0
 """Seconds of retries for a store that cannot be reached: a server that restarts is back by then."""
@@ -73,8 +79,12 @@ async def open_store(
     must_exist: bool = False,
     patience: float = USUAL_PATIENCE,
     on_outage: OnOutage = None,
+    trajectories: str | None = None,
 ) -> Store:
     """Opens the store; a missing file is created, unless it must exist.
+
+    `trajectories`: where trajectories are kept as objects, as `file:///path` or `s3://bucket/prefix`. Unset: what
+    `ROLLWRIGHT_TRAJECTORIES` says; without it, in the store's own rows.
 
     A server that cannot be reached, now or later, is retried for `patience` seconds; `on_outage` gets a line for people
     every few seconds.
@@ -89,9 +99,14 @@ async def open_store(
             f"store {redacted(address)!r}: unknown scheme {scheme!r}; known: memory, a path, sqlite:///path, "
             f"postgresql://…, http://…{''.join(f', {name}://…' for name in STORES.offered())}"
         )
+    place = trajectories or os.environ.get(TRAJECTORIES_VARIABLE)
+    objects = (
+        open_bucket(place) if place else None
+    )  # before the store, so that a wrong address creates nothing
     opened = STORES.make(scheme, address, must_exist=must_exist, patience=patience, on_outage=on_outage)
     with STORES.blame(scheme):
-        return cast(Store, await opened)
+        store = cast(Store, await opened)
+    return store if objects is None else ObjectBackedStore(store, objects)
 
 
 def scheme_of(address: str) -> str:

@@ -1,6 +1,6 @@
 """Settings of how a node shares rollouts with its swarm, and the plug point of transports."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -45,6 +45,12 @@ class CommunicationConfig(Settings):
     """Whether to look for nodes on the same machine and network without any address."""
     folder: str | None = None
     """For `directory`: the folder."""
+    announce: Literal["all", "views"] = "all"
+    """Whom a node's groups are announced to. `all`: every node hears of every group, for swarms up to about a hundred nodes.
+    `views`: each node gossips with a few peers and pulls a sample; what it sends and receives does not grow with the
+    swarm. All nodes of a swarm must agree; `views` needs transport `zenoh`."""
+    gossip_interval: PositiveFloat = 5.0
+    """For `announce: views`: seconds between two exchanges with peers of the view; a tenth of a round or less."""
     startup_timeout: PositiveFloat = 60.0
     """Seconds in which the transport must have started; peers need not have been found by then."""
     beam_size: PositiveInt = 4
@@ -64,6 +70,8 @@ class CommunicationConfig(Settings):
             raise ValueError("folder: transport `directory` needs one that all nodes see")
         if self.transport == "zenoh" and self.folder is not None:
             raise ValueError(f"folder: transport `{self.transport}` has none; use transport `directory`")
+        if self.announce == "views" and self.transport != "zenoh":
+            raise ValueError(f"announce: `views` needs transport `zenoh`, not `{self.transport}`")
         return self
 
 

@@ -12,6 +12,7 @@ import msgspec
 from rollwright.errors import FormatError
 from rollwright.trajectory.arrays import TokenIds, token_ids
 from rollwright.trajectory.codec import Codec
+from rollwright.trajectory.elsewhere import check_present
 from rollwright.trajectory.timing import Timing
 from rollwright.trajectory.turn import (
     LEFT_OUT,
@@ -194,7 +195,7 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
     @staticmethod
     def from_bytes(data: bytes) -> "Trajectory":
         """Decodes a trajectory; raises `FormatError` unless it is complete and consistent."""
-        return check(_CODEC.decode(data))
+        return check(_CODEC.decode(check_present(data)))
 
     @staticmethod
     def read_rollout_id(data: bytes) -> str:
@@ -205,7 +206,7 @@ class Trajectory(msgspec.Struct, gc=False, forbid_unknown_fields=True, omit_defa
     def outline(data: bytes) -> "Trajectory":
         """Decodes everything but token ids and log-probabilities, which are empty. Cheap, for lists and searches; its
         samples and `not_trainable` mean nothing, and the forest is not checked."""
-        return _CODEC.outline(data)
+        return _CODEC.outline(check_present(data))
 
 
 _CODEC = Codec(Trajectory, magic=b"RWT", version=1)

@@ -74,6 +74,10 @@ class PassedOver(StrEnum):
     """A link, a pipe, a folder or another user's file in the place of a regular file of the peer."""
     NOT_LISTED = "not_listed"
     """A folder with more entries than one listing reads; the next one continues there."""
+    JUNK_GOSSIP = "junk_gossip"
+    """A gossip message that is malformed, not signed by its sender, or belongs to no open exchange."""
+    TOO_MUCH_GOSSIP = "too_much_gossip"
+    """An offer of a peer that was answered in this interval, or of a stranger beyond those that are."""
 
 
 class Announced(NamedTuple):

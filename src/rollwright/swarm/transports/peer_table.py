@@ -33,10 +33,11 @@ class Rank(IntEnum):
 class RandomSet:
     """A set with a random draw in constant time."""
 
-    def __init__(self) -> None:
+    def __init__(self, lots: random.Random | None = None) -> None:
+        """`lots`: of the draws; unset: those of the system, which nobody can foresee."""
         self._names: list[str] = []
         self._places: dict[str, int] = {}
-        self._lots = random.SystemRandom()
+        self._lots = lots or random.SystemRandom()
 
     def add(self, name: str) -> None:
         if name not in self._places:
@@ -57,6 +58,9 @@ class RandomSet:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
 
     def __len__(self) -> int:
         return len(self._names)

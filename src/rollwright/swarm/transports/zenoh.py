@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, Self
 
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.swarm.settings import SwarmConfig
@@ -48,7 +48,7 @@ STARTUP_SECONDS = 60.0
 _MAX_MESSAGE_BYTES = 2 * MAX_CONTENT_BYTES
 """zenoh's own limit for reassembled messages is 1 GiB."""
 
-_HEX = re.compile(r"[0-9a-f]{64}\Z")
+PEER_NAME = re.compile(r"[0-9a-f]{64}\Z")
 
 _CLOSE_SECONDS = 5.0
 
@@ -109,7 +109,7 @@ class ZenohTransport:
         multicast: bool = False,
         settings: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.time,
-    ) -> "ZenohTransport":
+    ) -> Self:
         """Join the swarm. Addresses are zenoh's: `tcp/HOST:PORT`; for an empty `listen`, see `listening`. `multicast`: also
         find peers on the local network without an address. `settings` are zenoh's own, by path, such as
         `transport/link/tls` for certificates."""
@@ -136,7 +136,7 @@ class ZenohTransport:
         self._held.add(digest, content)
 
     async def fetch(self, peer: str, digest: str, max_bytes: int, deadline: float = CALL_SECONDS) -> bytes:
-        if not _HEX.match(peer) or not _HEX.match(digest):
+        if not PEER_NAME.match(peer) or not PEER_NAME.match(digest):
             raise FetchFailed(FetchProblem.ABSENT, digest)
         answers = _Answers(asyncio.get_running_loop(), digest, max_bytes)
         key = f"{self._root}/content/{peer}/{digest}"
@@ -194,8 +194,12 @@ class ZenohTransport:
         except zenoh.ZError as error:
             raise RollwrightError(f"zenoh cannot start: {_line(error)}") from error
         self._session = session
+        self._declared = self._declare(session)
+
+    def _declare(self, session: Any) -> list[Any]:
+        """Tell the others what this node serves and listens to."""
         tokens = f"{self._root}/alive"
-        self._declared = [
+        return [
             session.declare_queryable(f"{self._root}/content/{self._peer}/*", self._serve, complete=True),
             session.declare_queryable(f"{self._root}/manifests/{self._peer}/*", self._tell, complete=True),
             session.declare_subscriber(f"{self._root}/manifests/*/*", self._hear),
@@ -248,7 +252,7 @@ class ZenohTransport:
         import zenoh
 
         peer = str(sample.key_expr).rpartition("/")[2]
-        if peer == self._peer or not _HEX.match(peer):
+        if peer == self._peer or not PEER_NAME.match(peer):
             return
         came = sample.kind == zenoh.SampleKind.PUT
         if came or peer in self._peers:

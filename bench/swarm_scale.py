@@ -1,0 +1,162 @@
+"""What a swarm of a hundred, a thousand and ten thousand nodes costs each of them, in virtual time.
+
+    python bench/swarm_scale.py                 # all
+    python bench/swarm_scale.py views_10000     # one arm again; the figures of the others stay
+
+The nodes run the package's own exchange: keys and signatures, gossip, admission, selection, fetching, verification by replay,
+quarantine. The network, the model's play and its log-probabilities are stand-ins (`rollwright.swarm.simulation`). A fifth of
+the nodes is hostile: poisoners, and censors that pass nothing on, offer what they do not have and name only each other. A
+twentieth of the honest nodes leaves in every round, and as many join. Half of the regions is cut off from the others for a
+while. Beside partial views (`announce: views`) stands full announcement (`announce: all`) at 100 and 1,000 nodes, where at
+1,000 only 40 nodes take groups: their cost is measured, that of the others would be the same.
+
+Prints a table, writes `bench/results/swarm_scale.json` and `docs/images/swarm_scale.png`. Takes about 12 minutes of CPU, most of
+them for 10,000 nodes, which therefore play about three rounds.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from results_file import RESULTS, write_results
+from rollwright.aio import run_virtual
+from rollwright.swarm.identity import Identity, is_signed
+from rollwright.swarm.simulation.world import WorldSettings, simulate
+
+HERE = Path(__file__).resolve().parent
+PICTURE = HERE.parent / "docs" / "images" / "swarm_scale.png"
+
+ARMS = {
+    "all_100": WorldSettings(100, "all", seconds=130, warm_up=40, partition=(60, 85)),
+    "views_100": WorldSettings(100, "views", seconds=130, warm_up=40, partition=(60, 85)),
+    "all_1000": WorldSettings(1000, "all", seconds=50, warm_up=24, gathering=40),
+    "views_1000": WorldSettings(1000, "views", seconds=110, warm_up=40, partition=(50, 75)),
+    "views_10000": WorldSettings(10_000, "views", seconds=56, warm_up=24, partition=(30, 40)),
+}
+"""A round takes about 20 s; there are fewer of them the more nodes there are."""
+
+
+def unit_costs() -> dict[str, float]:
+    """Microseconds of CPU for a signature and for its check."""
+    identity, message, count = Identity.generate(), b"m" * 400, 500
+    began = time.process_time()
+    for _ in range(count):
+        signature = identity.sign(message)
+    signed = time.process_time()
+    for _ in range(count):
+        is_signed(identity.peer, message, signature)
+    checked = time.process_time()
+    return {"sign_us": 1e6 * (signed - began) / count, "check_us": 1e6 * (checked - signed) / count}
+
+
+def run_arm(name: str) -> dict[str, Any]:
+    """One arm in a process of its own, so that none has another's memory."""
+    done = subprocess.run(
+        [sys.executable, __file__, "arm", name],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {**dataclasses.asdict(ARMS[name]), **found, "load_before": os.getloadavg()[0]}
+
+
+def show(console: Console, arms: dict[str, Any]) -> None:
+    table = Table(
+        *("arm", "KB in", "KB out", "of it content", "CPU ms", "useful", "poison trained", "caught"),
+        *("newcomer, rounds", "reached nodes", "hostile in view", "across: before / during / after"),
+    )
+    for name, row in arms.items():
+        across = " / ".join(f"{each:.2f}" for each in row["across"].values()) or "–"
+        hostile = row["hostile_in_view"]
+        table.add_row(
+            name,
+            f"{sum(row['received'].values()) / 1e3:.1f}",
+            f"{sum(row['sent'].values()) / 1e3:.1f}",
+            f"{row['received']['content'] / 1e3:.1f}",
+            f"{row['cpu_ms']:.1f}",
+            f"{row['useful_share']:.2f}",
+            str(row["poison_trained"]),
+            str(row["poison_refused"]),
+            "–" if row["newcomer_rounds"] is None else f"{row['newcomer_rounds']:.2f}",
+            f"{row['reached']:.0f}",
+            "–" if hostile is None else f"{hostile:.2f}",
+            across,
+        )
+    console.print(table)
+
+
+def draw(arms: dict[str, Any], path: Path) -> None:
+    """The picture of the page."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    def line(kind: str, value: str) -> tuple[list[int], list[float]]:
+        rows = sorted((row["nodes"], row) for name, row in arms.items() if name.startswith(kind))
+        return [nodes for nodes, _ in rows], [_value(row, value) for _, row in rows]
+
+    figure, axes = pyplot.subplots(2, 2, figsize=(10, 7), constrained_layout=True)
+    panels = [
+        ("announce_kb", "KB received for announcements,\nfor each node and round", True),
+        ("cpu_ms", "ms of CPU for each node and round\n(simulator included)", True),
+        ("useful_share", "foreign groups taken,\nof those that a round may take", False),
+        ("hostile_in_view", "hostile peers in an honest view\n(a fifth of all nodes is hostile)", False),
+    ]
+    for axis, (value, title, logarithmic) in zip(axes.flat, panels, strict=True):
+        for kind, style in (("all", "o--"), ("views", "s-")):
+            nodes, values = line(kind, value)
+            if any(each is not None for each in values):
+                axis.plot(nodes, values, style, label=f"announce: {kind}")
+        axis.set_xscale("log")
+        axis.set_xlabel("nodes")
+        axis.set_title(title, fontsize=10)
+        if logarithmic:
+            axis.set_yscale("log")
+        else:
+            axis.set_ylim(0, 1.05)
+        axis.grid(alpha=0.3)
+    axes[0][0].legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def _value(row: dict[str, Any], name: str) -> Any:
+    return row["received"]["announce"] / 1e3 if name == "announce_kb" else row[name]
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)  # a line for every peer that is caught
+    if sys.argv[1:2] == ["arm"]:
+        print(json.dumps(dataclasses.asdict(run_virtual(simulate(ARMS[sys.argv[2]])))))
+        return
+    console = Console()
+    load = os.getloadavg()[0]
+    chosen = sys.argv[1:] or list(ARMS)
+    before = RESULTS / "swarm_scale.json"
+    arms = json.loads(before.read_text())["arms"] if before.is_file() and sys.argv[1:] else {}
+    for name in chosen:
+        with console.status(name):
+            arms[name] = run_arm(name)
+        console.print(f"{name}: {arms[name]['cpu_seconds']:.0f} s of CPU")
+        draw(arms, PICTURE)
+        write_results("swarm_scale", {"load_before": load, **unit_costs(), "arms": arms})
+    show(console, arms)
+    console.print(f"written to {RESULTS / 'swarm_scale.json'}")
+    if any(row["poison_trained"] for row in arms.values()):
+        raise SystemExit("poison was trained on")
+
+
+if __name__ == "__main__":
+    main()

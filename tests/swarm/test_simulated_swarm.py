@@ -1,0 +1,62 @@
+"""Dozens of simulated nodes with the real exchange: churn, a fifth of them hostile, a partition."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from rollwright.aio import run_virtual
+from rollwright.swarm.simulation.world import WorldReport, WorldSettings, simulate
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet() -> Iterator[None]:
+    """A line for every peer that is caught is too much."""
+    log = logging.getLogger("rollwright.swarm")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    yield
+    log.setLevel(before)
+
+
+def world(nodes: int, **more: object) -> WorldReport:
+    return run_virtual(simulate(WorldSettings(nodes, **more)))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def swarm() -> WorldReport:
+    return world(40, seconds=150.0, partition=(50.0, 80.0))
+
+
+def test_nothing_of_a_poisoner_is_trained_on_and_poisoners_are_caught(swarm: WorldReport) -> None:
+    assert swarm.poison_trained == 0
+    assert swarm.poison_refused > 20
+
+
+def test_nodes_get_nearly_all_the_groups_that_they_may_take(swarm: WorldReport) -> None:
+    assert swarm.useful_share > 0.8
+    assert swarm.givers > 5
+
+
+def test_after_a_partition_groups_cross_it_again(swarm: WorldReport) -> None:
+    assert swarm.across["during"] < 0.5 * swarm.across["before"]
+    assert swarm.across["after"] > 0.5 * swarm.across["before"]
+
+
+def test_who_joins_late_takes_groups_within_its_first_rounds(swarm: WorldReport) -> None:
+    assert swarm.newcomers >= 3
+    assert swarm.newcomer_rounds is not None
+    assert swarm.newcomer_rounds <= 2.0
+
+
+def test_hostile_peers_that_name_only_each_other_do_not_fill_the_views(swarm: WorldReport) -> None:
+    assert swarm.hostile_in_view is not None
+    assert swarm.hostile_in_view < 0.45
+
+
+def test_bytes_do_not_grow_with_the_swarm_as_they_do_with_full_announcement(swarm: WorldReport) -> None:
+    small, large = world(20, seconds=80.0), world(60, seconds=80.0)
+    assert large.received["announce"] < 1.4 * small.received["announce"]
+    few, many = world(20, announce="all", seconds=60.0), world(60, announce="all", seconds=60.0)
+    assert many.received["announce"] > 2.0 * few.received["announce"]
+    assert few.poison_trained == many.poison_trained == small.poison_trained == large.poison_trained == 0
