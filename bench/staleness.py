@@ -3,8 +3,9 @@
     python bench/staleness.py                  # what is missing: the candidates' runs first, then the compared ones
     python bench/staleness.py ARM [SEED]       # this one again
 
-Every arm trains the demo's base model through the whole pipeline. Arms other than `on-policy` are played up to four batches
-ahead, so that after the first steps a token is four versions old when it is trained on; the ages are counted and shown.
+Every arm trains the demo's base model through the whole pipeline. In arms other than `on-policy` a batch waits in line until
+four later ones have been played, so that from the fifth step on every token is exactly four versions old when it is trained on,
+however busy the machine is; the ages are counted and shown. With `async_generation_ratio: 4` alone they would be four at most.
 Candidates are compared by one run each with a seed of its own, on training lakes only; the best of them, plain clipping and
 `on-policy` then run with three seeds, and play held-out lakes at the end.
 
@@ -18,7 +19,8 @@ import fcntl
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -30,6 +32,7 @@ from rich.table import Table
 from results_file import RESULTS, write_results
 from rollwright.cli.console import console
 from rollwright.config import RunConfig, load
+from rollwright.rollout import Batch
 from rollwright.rollout.settings import TrainEnvManagerConfig
 from rollwright.run.folder import RunFolder
 from rollwright.run.run import Run
@@ -51,11 +54,6 @@ LEVELS = 1024
 ENOUGH = 0.95
 
 ON_POLICY, PLAIN = "on-policy", "clipped"
-_AHEAD = (
-    f"async_generation_ratio={STALENESS}",
-    f"train_env_manager.num_env_groups={48 * (STALENESS + 1)}",
-    f"max_inflight={384 * (STALENESS + 1)}",
-)
 LOSSES: Mapping[str, str] = {
     PLAIN: "{name: clipped}",
     "wide clip": "{name: clipped, clip_low: 0.5, clip_high: 1.0}",
@@ -71,8 +69,19 @@ CHOSEN = 2
 """Candidates that run with every seed."""
 
 
-def overrides(arm: str) -> list[str]:
-    return [] if arm == ON_POLICY else [*_AHEAD, f"training.loss={LOSSES[arm]}"]
+class Line:
+    """Hands a batch out when `ahead` later ones have been played."""
+
+    def __init__(self, ahead: int, steps: int) -> None:
+        self._ahead = ahead
+        self._steps = steps
+        self._waiting: deque[Batch] = deque()
+
+    async def next_batch(self, step: int, play: Callable[[], Awaitable[Batch]]) -> Batch:
+        wanted = min(self._ahead + 1, self._steps - step)
+        while len(self._waiting) < wanted:
+            self._waiting.append(await play())
+        return self._waiting.popleft()
 
 
 def measure(arm: str, seed: int) -> dict[str, Any]:
@@ -85,15 +94,17 @@ def measure(arm: str, seed: int) -> dict[str, Any]:
         f"seed={seed}",
         f"max_steps={steps}",
         f"eval_steps={EVAL_STEPS}",
-        *overrides(arm),
+        *([] if arm == ON_POLICY else [f"training.loss={LOSSES[arm]}"]),
         *(["val_env_manager=null"] if selecting else []),
     ]
     began = time.process_time()
     with tempfile.TemporaryDirectory() as place:
         folder, config = RunFolder.create(Path(place), load(CONFIG, changes))
         run = TrainingRun(config, folder, store=folder.store_address(None))
-        asyncio.run(run.run())
-        lines = [json.loads(each) for each in (folder.path / FIGURES / "metrics.jsonl").read_text().splitlines()]
+        asyncio.run(run.run(Line(0 if arm == ON_POLICY else STALENESS, steps)))
+        lines = [
+            json.loads(each) for each in (folder.path / FIGURES / "metrics.jsonl").read_text().splitlines()
+        ]
         sampled = None if selecting else asyncio.run(play_held_out(config, folder.path / MODEL))
     return {
         "steps": steps,
@@ -137,7 +148,10 @@ def add(found: Mapping[str, Any]) -> dict[str, Any]:
     with (Path(tempfile.gettempdir()) / "rollwright-bench-staleness.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         runs = {**read(), **found}
-        write_results("staleness", {"staleness": STALENESS, "last": LAST, "levels": LEVELS, **summary(runs), "runs": runs})
+        write_results(
+            "staleness",
+            {"staleness": STALENESS, "last": LAST, "levels": LEVELS, **summary(runs), "runs": runs},
+        )
     return runs
 
 
