@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from rollwright.engines.base import EngineError, UpdateMode, Weights
 from rollwright.engines.dialect import AdapterDialect, Control, EngineDialect
-from rollwright.engines.http_calls import CallCounters, CallFault, HttpCalls
+from rollwright.engines.http_calls import CallCounters, CallFault, HttpCalls, engine_error
 from rollwright.engines.partial import Piece
 from rollwright.engines.routing import RoutingRule, StickyRouting
 from rollwright.errors import ConfigError
@@ -112,8 +112,10 @@ class _Failure:
 
     @classmethod
     def of(cls, error: EngineError) -> "_Failure":
-        fault = error.__cause__
-        return cls(str(error), not (isinstance(fault, CallFault) and fault.cause is FaultCause.REFUSED))
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, CallFault):
+            cause = cause.__cause__
+        return cls(str(error), cause is not None and cause.cause is not FaultCause.REFUSED)
 
 
 @dataclass
@@ -359,7 +361,8 @@ class EnginePool:
             async with asyncio.timeout(PAUSE_SECONDS):
                 await self._dialect.pause(control, mode)
         except TimeoutError:
-            raise EngineError(f"{control.base_url}: does not pause within {PAUSE_SECONDS:g} s") from None
+            fault = CallFault(FaultCause.TIMEOUT, f"does not pause within {PAUSE_SECONDS:g} s")
+            raise engine_error(fault, 1, control.base_url) from fault
         try:
             await self._settle_flights(server)
             await self._dialect.load(control, weights)
