@@ -50,6 +50,7 @@ from rollwright.models.tiny import tiny_llama, tiny_tokenizer
 from rollwright.trajectory import token_ids
 
 STEPS, LEVELS, MEMBERS, TURNS = 3, 2, 4, 2
+_COMPARED = ("input_ids", "attention_mask", "responses", "response_mask", "rollout_log_probs")
 SAME = 1e-5
 """Largest difference of two log-probabilities of the same token under the same weights, in float32."""
 
@@ -196,7 +197,7 @@ def configuration(place: Path) -> Any:
 def check_batch(batch: Any, server: Server, version: int) -> None:
     """verl's padded batch is, token by token, what the server saw and said."""
     for row in range(len(batch)):
-        held = {name: batch.batch[name][row] for name in batch.batch.keys()}
+        held = {name: batch.batch[name][row] for name in _COMPARED}
         whole = held["input_ids"][held["attention_mask"].bool()].tolist()
         mask = held["response_mask"].bool()
         sampled, logprobs = held["responses"][mask].tolist(), held["rollout_log_probs"][mask].tolist()
