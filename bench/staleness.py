@@ -64,7 +64,7 @@ LOSSES: Mapping[str, str] = {
 }
 """Arms with stale batches, as `training.loss`; the limits are those of the papers or the defaults."""
 CANDIDATES = tuple(each for each in LOSSES if each != PLAIN)
-CHOSEN = 1
+CHOSEN = 2
 """Candidates that run with every seed, beside plain clipping."""
 
 

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import agent_reports
 import benchmark_reports
 import box_table
+import learning_reports
 import plug_points
 import public_api
 import training_reports
@@ -187,6 +188,7 @@ REPORTS = {
     **tree_reports.REPORTS,
     **agent_reports.REPORTS,
     **training_reports.REPORTS,
+    **learning_reports.REPORTS,
 }
 
 
