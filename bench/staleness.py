@@ -51,7 +51,8 @@ LAST = 10
 """Steps over which the end of a training curve is averaged: 3,840 sampled episodes on fresh training lakes."""
 LEVELS = 1024
 """Held-out lakes of sampled play at the end: a standard error below 1 point."""
-ENOUGH = 0.95
+MOST = 0.8
+"""Share of training lakes that runs are timed to, in steps."""
 
 ON_POLICY, PLAIN = "on-policy", "clipped"
 LOSSES: Mapping[str, str] = {
@@ -149,7 +150,14 @@ def add(found: Mapping[str, Any]) -> dict[str, Any]:
         runs = {**read(), **found}
         write_results(
             "staleness",
-            {"staleness": STALENESS, "last": LAST, "levels": LEVELS, **summary(runs), "runs": runs},
+            {
+                "staleness": STALENESS,
+                "last": LAST,
+                "most": MOST,
+                "levels": LEVELS,
+                **summary(runs),
+                "runs": runs,
+            },
         )
     return runs
 
@@ -157,6 +165,12 @@ def add(found: Mapping[str, Any]) -> dict[str, Any]:
 def at_the_end(run: Mapping[str, Any]) -> float:
     """The share of training lakes that were crossed in the last steps."""
     return mean(run["training"][-LAST:])
+
+
+def steps_to_most(run: Mapping[str, Any]) -> int | None:
+    """The first step at which `MOST` of the training lakes of the last steps were crossed; `None`: never."""
+    curve = smooth(run["training"])
+    return next((step for step, share in enumerate(curve, start=1) if step >= LAST and share >= MOST), None)
 
 
 def mean_age(run: Mapping[str, Any]) -> float:
@@ -193,6 +207,7 @@ def summary(runs: Mapping[str, Any]) -> dict[str, Any]:
                     "sampled_error": stdev(sampled) / len(sampled) ** 0.5 if len(sampled) > 1 else None,
                     "greedy": mean(each["greedy"][-1]["success"] for each in own),
                     "training": mean(at_the_end(each) for each in own),
+                    "steps_to_most": [steps_to_most(each) for each in own],
                     "mean_age": mean(mean_age(each) for each in own),
                     "oldest": max(int(age) for each in own for age in each["ages"]),
                     "clip_share": mean(mean(each["clip_share"]) for each in own),
@@ -247,7 +262,7 @@ def draw(runs: Mapping[str, Any], arms: Sequence[str], file: Path) -> None:
     ):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-        axis.set(xlabel="step", ylabel=what, ylim=(40, 100))
+        axis.set(xlabel="step", ylabel=what, ylim=(30, 100))
     left.legend(frameon=False, loc="lower right")
     figure.savefig(file, dpi=130)
 
@@ -277,7 +292,7 @@ def main() -> None:
     while given.arm is None and (following := missing(runs)) is not None:
         screen.print(key(*following), highlight=False)
         runs = add({key(*following): measure(*following)})
-    if rows := summary(runs)["arms"]:
+    if rows := summary(add({}))["arms"]:
         screen.print(table(rows))
         draw(runs, [row["arm"] for row in rows], RESULTS / "staleness.png")
 

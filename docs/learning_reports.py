@@ -68,6 +68,7 @@ def _staleness(figures: Figures) -> list[str]:
             percent(each["greedy"]),
             percent(each["greedy_kept"]),
             percent(each["clip_share"]),
+            ", ".join("never" if step is None else str(step) for step in each["steps_to_most"]),
         )
         for each in figures["arms"]
     ]
