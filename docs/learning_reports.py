@@ -57,6 +57,7 @@ def _staleness(figures: Figures) -> list[str]:
         "greedy",
         "of on-policy",
         "clipped tokens",
+        f"steps to {100 * figures['most']:.0f} % on training lakes",
     )
     rows = [
         (
