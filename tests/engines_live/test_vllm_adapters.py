@@ -21,7 +21,7 @@ pytestmark = pytest.mark.engines
 PRECISION = 1e-3
 """Of vLLM in float32 against a forward pass of transformers."""
 SECONDS = 1.0
-"""Longest hand-over of SmolLM2's adapter with calls under way, on a machine that is not busy otherwise."""
+"""Longest hand-over of SmolLM2's adapter, with calls under way."""
 VERSIONS = 3
 
 
@@ -118,4 +118,4 @@ async def test_an_adapter_is_handed_over_within_a_second_while_calls_run_and_eve
         assert list(each.logprobs) == pytest.approx(expected, abs=PRECISION)
         differs = max(differs, *(abs(a - b) for a, b in zip(expected, other, strict=True)))
     assert differs > 10 * PRECISION, "versions can be told apart"
-    assert min(took) <= SECONDS, "the others may have met a busy machine"
+    assert max(took) <= SECONDS
