@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import agent_reports
 import benchmark_reports
 import box_table
+import learning_reports
 import plug_points
 import public_api
 import scale_reports
@@ -189,6 +190,7 @@ REPORTS = {
     **agent_reports.REPORTS,
     **training_reports.REPORTS,
     **scale_reports.REPORTS,
+    **learning_reports.REPORTS,
 }
 
 

@@ -54,10 +54,6 @@ shares nothing. Exchange, checking, advantages and trainer are
 those of a node. The reward is that of the nodes' own rollouts, summed over the rounds, in means over paired seeds with
 Student's intervals at 95 %."""
 
-LEARNING = """The demo's training, with GiGPO's advantages, until it crosses 80 % of the held-out lakes, greedily, and where it ends: 40 steps, synchronous and
-asynchronous (`async_generation_ratio: 1`), and 100 with trees of eight leaves in the place of groups of eight, which sample
-about as many tokens. Validation's own time is left out."""
-
 LEAST_SHARE = 0.95
 
 
@@ -399,31 +395,6 @@ def _swarm(figures: Figures) -> list[str]:
     ]
 
 
-def _learning(figures: Figures) -> list[str]:
-    def number(value: float | None) -> str:
-        return "not by every seed" if value is None else f"{value:,.0f}"
-
-    rows = [
-        (
-            each["arm"],
-            *(number(each[name]) for name in ("steps", "tokens", "cpu_seconds", "seconds")),
-            f"{100 * each['final']:.1f}"
-            + (f" ± {100 * each['final_error']:.1f}" if each["final_error"] is not None else "")
-            + " %",
-        )
-        for each in figures["arms"]
-    ]
-    enough = f"{100 * figures['enough']:.0f} %"
-    heads = ("arm", f"steps to {enough}", "sampled tokens", "CPU seconds", "seconds", "at the end")
-    return [
-        f"{figures['seeds']} seeds; means, and the standard error of the last column.",
-        "",
-        table(heads, rows),
-        "",
-        "![held-out lakes crossed, by tokens and by CPU seconds](../bench/results/learning.png)",
-    ]
-
-
 AGENTS = """What it costs to train an agent as it is: SmolLM2 (135 M parameters, all weights, in process) learns to say the larger of two
 numbers, as the chat agent and through OpenAI's SDK, with the same words, rows and draws (`examples/train_own_agent`). Held-out
 questions are answered greedily, every 4 steps; the first of these validations that is 30 points above the one before training
@@ -484,6 +455,5 @@ REPORTS: Mapping[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "tools": (TOOLS, _tools),
     "swarm_sharing": (SWARM_SHARING, _swarm_sharing),
     "swarm": (SWARM, _swarm),
-    "learning": (LEARNING, _learning),
     "own_agents": (AGENTS, _agents),
 }

@@ -26,7 +26,7 @@ def call(url: str, name: str, **fields: Any) -> dict[str, Any]:
     token = f"Bearer {os.environ.get('BATCH_TOKEN', '')}"
     headers = {"Content-Type": "application/json", "Authorization": token}
     request = urllib.request.Request(f"{url}/v1/{name}", json.dumps(fields).encode(), headers)
-    for wait in (0.2, 0.5, 1, 2, 5, 10, 0):
+    for wait in (0.2, 0.5, 1, 2, 5, 10, 20, 30, 0):
         try:
             with urllib.request.urlopen(request, timeout=120) as answer:
                 return dict(json.load(answer))

@@ -16,6 +16,7 @@ import httpx
 import pytest
 import torch
 
+from rollwright.config.resuming import check_resumable
 from rollwright.errors import ConfigError, FormatError, RollwrightError
 from rollwright.models import load_model
 from rollwright.run.build_training import check
@@ -394,3 +395,27 @@ def test_run_and_trainer_are_killed_in_turn_and_every_batch_is_trained_once(
     reader = RunReader(folder)
     groups = [group for row in reader.metrics() for group in row["groups"]]
     assert len(groups) == len(set(groups))
+
+
+def test_a_served_run_is_resumed_at_its_own_address_or_at_another_one(
+    tiny: Any, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rollwright.cli import train as command
+
+    given: list[list[str]] = []
+    monkeypatch.setattr(command, "train", lambda config, changes, **more: given.append(changes))
+    monkeypatch.delenv(command.BATCH_TOKEN, raising=False)
+    command.serve_batches(resume=Path("runs/served"))
+    command.serve_batches(resume=Path("runs/served"), port=9001)
+    command.serve_batches(Path("run.yaml"), lease_seconds=5.0)
+    resumed, moved, begun = given
+    assert resumed == []
+    before = tiny.configuration(model, "training.serve.port=9000", "training.serve.lease_seconds=20")
+    for changes, port in ((resumed, 9000), (moved, 9001)):
+        now = tiny.configuration(
+            model, "training.serve.port=9000", "training.serve.lease_seconds=20", *changes
+        )
+        assert now.training.serve.port == port
+        check_resumable(before, now)
+    serve = tiny.configuration(model, "training.serve.port=9000", *begun).training.serve
+    assert (serve.port, serve.lease_seconds) == (9000, 5.0)

@@ -11,6 +11,7 @@ from rollwright.engines.base import UpdateMode, Weights
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.run.run import Run
 from rollwright.simulation.players import RandomPlayer
+from rollwright.training.bridges import completion_of
 from rollwright.training.bridges.trl import TrlRollouts
 from rollwright.trajectory import Trajectory
 
@@ -122,6 +123,57 @@ def test_trl_takes_real_steps_on_rollouts_of_its_own_current_weights(
     assert [row["completions/mean_length"] for row in logged] == pytest.approx(sampled), (
         "only sampled tokens count"
     )
+
+
+def rows_of_loss(trainer: Any) -> list[tuple[list[int], list[int], list[float]]]:
+    """Collects, from now on, what TRL computes its loss on: ids, mask of the completion, log-probabilities where it is 1."""
+    rows: list[tuple[list[int], list[int], list[float]]] = []
+    compute_loss, compute_logprobs = trainer._compute_loss, trainer._get_per_token_logps_and_entropies
+
+    def noted_loss(model: Any, inputs: Any) -> Any:
+        def noted_logprobs(*arguments: Any, **more: Any) -> Any:
+            found = compute_logprobs(*arguments, **more)
+            for row, logprobs in enumerate(found[0].detach()):
+                prompt = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()]
+                present = inputs["completion_mask"][row].bool()
+                mask = inputs["tool_mask"][row][present]
+                ids = [*prompt.tolist(), *inputs["completion_ids"][row][present].tolist()]
+                rows.append((ids, mask.tolist(), logprobs[present][mask.bool()].tolist()))
+            return found
+
+        trainer._get_per_token_logps_and_entropies = noted_logprobs
+        return compute_loss(model, inputs)
+
+    trainer._compute_loss = noted_loss
+    return rows
+
+
+@pytest.mark.usefixtures("quiet")
+def test_trl_computes_its_loss_on_exactly_the_tokens_masks_and_log_probabilities_that_were_sampled(
+    tiny: Any, model: Path, tmp_path: Path
+) -> None:
+    config = tiny.configuration(
+        model, train_env_manager={"num_env_groups": 2, "group_size": 4, "tags": ["OddBytes"]}
+    )
+    run = Watched(config, policy=tiny.policy(model))
+    with TrlRollouts(run) as rollouts:
+        trainer = trainer_of(model, rollouts, tmp_path / "trl")
+        found = rows_of_loss(trainer)
+        trainer.train()
+    played = [completion_of(each) for batch in run.handed_out for each in batch]
+    sampled = [
+        (
+            [*each.prompt, *each.ids],
+            list(each.mask),
+            [told for told, own in zip(each.logprobs, each.mask, strict=True) if own],
+        )
+        for each in played
+    ]
+    assert len(found) == 24, "three steps of eight episodes"
+    assert sum(0 in mask for _, mask, _ in found) == 24, "every episode has an observation between its turns"
+    for ours, theirs in zip(sorted(sampled), sorted(found), strict=True):
+        assert ours[:2] == theirs[:2]
+        assert ours[2] == pytest.approx(theirs[2], abs=1e-4)
 
 
 @pytest.mark.usefixtures("quiet")

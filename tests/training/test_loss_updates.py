@@ -1,21 +1,26 @@
 """Losses that look at whole rollouts or at the whole update: the split of an update changes nothing."""
 
+import math
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from rollwright.training.advantages import GRPO, TurnTree
 from rollwright.training.gradients import BeforeStep, TokenTally, add_gradients
+from rollwright.training.losses.named import prepare, prepares, token_losses
+from rollwright.training.losses.update_tokens import UpdateTokens
 from rollwright.training.micro_batches import PackedRow, pack
 from rollwright.training.model import TrainedModel
-from rollwright.training.rows import View, build_rows
+from rollwright.training.report import Skip
+from rollwright.training.rows import Row, View, build_rows
 from rollwright.training.settings import Correction, LossSettings, Ratio, TrainerSettings
 from rollwright.training.trainer import Trainer
-from rollwright.trajectory import Trajectory
+from rollwright.trajectory import Trajectory, floats
 
 Make = Callable[..., Trajectory]
 
@@ -102,10 +107,10 @@ def test_a_loss_of_ones_own_may_look_at_the_whole_update(
     def centred(new: torch.Tensor, engine: Any, advantages: torch.Tensor, settings: Any, **more: Any) -> Any:
         return -(advantages - more["prepared"]["mean"]) * new
 
-    def prepare(update: Any, settings: Any) -> dict[str, torch.Tensor]:
+    def prepare_mean(update: Any, settings: Any) -> dict[str, torch.Tensor]:
         return {"mean": torch.full_like(update.new, float(update.advantages.mean()))}
 
-    centred.prepare = prepare  # type: ignore[attr-defined]
+    centred.prepare = prepare_mean  # type: ignore[attr-defined]
     module = ModuleType("own_losses")
     module.centred = centred  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -113,3 +118,104 @@ def test_a_loss_of_ones_own_may_look_at_the_whole_update(
     loss = LossSettings(name="own_losses:centred")
     whole, parts = (gradient(model, rows, loss, budget)[0] for budget in (10_000, 1))
     assert torch.allclose(whole, parts, rtol=1e-5, atol=1e-6)
+
+
+EVERY_LOSS = ["clipped", "gspo", "gmpo", "cispo", "dppo_tv", "dppo_kl", "sapo", "clip_cov", "kl_cov"]
+
+
+@pytest.mark.parametrize("correction", list(Correction))
+@pytest.mark.parametrize("ratio", list(Ratio))
+@pytest.mark.parametrize("name", EVERY_LOSS)
+def test_ratios_beyond_all_reason_give_finite_losses_and_gradients(
+    name: str, ratio: Ratio, correction: Correction
+) -> None:
+    loss = LossSettings(
+        name=name,
+        ratio=ratio,
+        correction=correction,
+        kl_coefficient=0.1,
+        entropy_coefficient=0.1,
+        max_rollout_divergence=3.0,
+    )
+    for engine, sign in (
+        (-120.0, 1.0),
+        (-120.0, -1.0),
+        (-18.9, -1.0),
+        (-1e-6, 1.0),
+        (-1e-6, -1.0),
+        (-2.0, 0.0),
+    ):
+        told = torch.tensor([engine, -0.5, engine, engine, -300.0])
+        new = torch.full((5,), -0.4 if engine < -1 else -250.0)
+        advantages = sign * torch.tensor([1.0, 2.0, 1.0, 1.0, 0.5])
+        before = new + torch.tensor([0.1, -0.1, 0.0, 30.0, -30.0])
+        old = before if ratio is Ratio.PROXIMAL else told
+        update = UpdateTokens(
+            new, old, before, told, advantages, torch.ones(5), torch.tensor([0, 0, 1, 2, 2])
+        )
+        current = new.clone().requires_grad_()
+        found = token_losses(
+            current,
+            told,
+            advantages,
+            loss,
+            proximal=before,
+            reference=torch.full((5,), -80.0),
+            entropy=torch.ones(5),
+            prepared=prepare(update, loss) if prepares(loss) else None,
+        )
+        (slope,) = torch.autograd.grad(found.losses.sum(), current)
+        assert torch.isfinite(found.losses).all()
+        assert torch.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("name", EVERY_LOSS)
+def test_odd_batches_are_trained_or_skipped_for_a_reason_and_never_spoil_the_weights(
+    model: Any, chain: Make, scored: Callable[..., Any], name: str
+) -> None:
+    def weights() -> torch.Tensor:
+        return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+    settings = TrainerSettings(
+        device="cpu", learning_rate=1e-3, max_logprob_gap=1e9, loss=LossSettings(name=name)
+    )
+    learner = Trainer(model, settings)
+    pair = scored(build_rows([[chain("a", [1.0]), chain("b", [0.0, 0.3])]], GRPO()), model)
+    masked = [
+        msgspec.structs.replace(
+            row,
+            mask=bytes(len(row.mask)),
+            **{each: floats([0.0] * len(row.mask)) for each in ("weights", "advantages", "logprobs")},
+        )
+        for row in pair
+    ]
+    nan = [
+        msgspec.structs.replace(row, logprobs=floats([math.nan if own else 0.0 for own in row.mask]))
+        for row in pair
+    ]
+    single = [_only_last_token(row) for row in pair]
+    begin = weights()
+    assert learner.step([]).skipped is Skip.EMPTY
+    assert learner.step(masked).skipped is Skip.EMPTY
+    assert learner.step(nan).skipped is Skip.NOT_FINITE
+    assert learner.step([pair[0], *nan[1:]]).skipped is Skip.NOT_FINITE, (
+        "one bad row spoils the batch, not the weights"
+    )
+    assert torch.equal(weights(), begin)
+    assert learner.version == 0
+    assert learner.step([masked[0], *single[1:]]).skipped is None, (
+        "an untrained row beside others is no fault"
+    )
+    assert learner.step(single).skipped is None
+    assert torch.isfinite(weights()).all()
+    assert not torch.equal(weights(), begin)
+
+
+def _only_last_token(row: Row) -> Row:
+    place = max(place for place, own in enumerate(row.mask) if own)
+    kept = [each == place for each in range(len(row.mask))]
+    fields = {
+        name: floats([value if own else 0.0 for value, own in zip(getattr(row, name), kept, strict=True)])
+        for name in ("weights", "advantages", "logprobs")
+    }
+    return msgspec.structs.replace(row, mask=bytes(kept), **fields)

@@ -111,11 +111,22 @@ def serve_batches(
         typer.Argument(help="YAML file to play by.", show_default=False, autocompletion=complete_config),
     ] = None,
     overrides: Overrides = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8710,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on. Default: 127.0.0.1.", show_default=False),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="0: any free one. Default: 8710.", show_default=False),
+    ] = None,
     lease_seconds: Annotated[
-        float, typer.Option(min=0.1, help="Time after which a silent trainer's batch is handed out again.")
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Time after which a silent trainer's batch is handed out again. Default: 60.",
+            show_default=False,
+        ),
+    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(help="Resume this run folder.", show_default=False, autocompletion=complete_run),
@@ -132,7 +143,10 @@ def serve_batches(
     With ROLLWRIGHT_BATCH_TOKEN set, trainers have to send that token; without it, only this machine is served.
     """
     served = {"host": host, "port": port, "lease_seconds": lease_seconds}
-    changes = [f"training.serve.{key}={value}" for key, value in served.items()]
+    # What is not given stays as the file, or the run that is resumed, has it.
+    changes = [f"training.serve.{key}={value}" for key, value in served.items() if value is not None]
+    if resume is None:
+        changes.insert(0, "training.serve={}")
     if os.environ.get(BATCH_TOKEN):
         changes.append(f"training.serve.token_env={BATCH_TOKEN}")
     train(config, [*changes, *(overrides or [])], resume=resume, runs=runs, store=store, live=live)

@@ -67,6 +67,10 @@ _TRAINING = {
     "keep_checkpoints": True,
     "keep_steps": True,
     "writers": True,
+    "serve.host": True,
+    "serve.port": True,
+    "serve.token_env": True,
+    "serve.lease_seconds": True,
 }
 """Step sizes, memory and safety limits may change, from the last checkpoint on; the training objective may not."""
 

@@ -6,16 +6,17 @@ a row; a successful response resets the count.
 
 Always true of the `EnginePool`: a server comes into service only when it responds and has the weights of the policy's version.
 A restarted server has its initial weights again, so it gets the current ones before it gets a call. Weight updates never
-overlap.
+overlap. No weights are loaded while a call is under way on a server: it was answered or cancelled before, so a response is of the
+weights in force when its request was sent. A server that hangs in an update does not hold up the others for long.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rollwright.engines.base import EngineError, UpdateMode, Weights
 from rollwright.engines.dialect import AdapterDialect, Control, EngineDialect
-from rollwright.engines.http_calls import CallCounters, CallFault, HttpCalls
+from rollwright.engines.http_calls import CallCounters, CallFault, HttpCalls, engine_error
 from rollwright.engines.partial import Piece
 from rollwright.engines.routing import RoutingRule, StickyRouting
 from rollwright.errors import ConfigError
@@ -40,6 +41,13 @@ LONGEST_PAUSE = 5.0
 GRACE_SECONDS = 5.0
 """An aborted call is answered within one step of the engine. A call without an answer by then was still in transit when the
 engine paused: it has no token and is sent again afterwards."""
+
+PAUSE_SECONDS = 30.0
+"""A server that pauses answers within one step of the engine; one that has not by then hangs."""
+
+STRAGGLER_SECONDS = 60.0
+"""How much longer than twice the slowest of the other servers one may take to load weights. After that it is left behind for
+now: it gets the weights before it comes back into service."""
 
 _NO_ANSWER = object()
 
@@ -92,6 +100,22 @@ class Flight:
             if self.update is None or (caller is not None and caller.cancelling()):
                 raise
             return None
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a server did not take weights."""
+
+    reason: str
+    passing: bool
+    """Whether another try may succeed; false: the server refused."""
+
+    @classmethod
+    def of(cls, error: EngineError) -> "_Failure":
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, CallFault):
+            cause = cause.__cause__
+        return cls(str(error), cause is not None and cause.cause is not FaultCause.REFUSED)
 
 
 @dataclass
@@ -236,33 +260,59 @@ class EnginePool:
         """Update the weights of every server in service; raise if none of them has the new weights afterwards.
 
         The caller must send no request meanwhile. A server whose last update failed is tried again; a server that fails or is
-        out of service gets the weights before it comes back into service.
+        out of service gets the weights before it comes back into service. If all fail, they are tried again until the patience
+        is over, unless all refuse.
         """
         if weights.adapter is None:  # calls with an earlier adapter finish with theirs
             if mode is UpdateMode.DRAIN:
                 await _wait_for(self._flights)
             for flight in self._flights:
                 flight.update = mode
-        if not self.router.serving and not self._unsure:
-            try:
-                await self._wait_for_service()
-            except CallFault as fault:
-                raise EngineError(fault.detail) from fault
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._patience
+        while True:
+            if not self.router.serving and not self._unsure:
+                try:
+                    await self._wait_for_service()
+                except CallFault as fault:
+                    raise EngineError(fault.detail) from fault
+            failures = await self._update_once(weights, mode)
+            if self.weights is weights:
+                return
+            if clock() >= deadline or not any(each.passing for each in failures):
+                raise EngineError(next((each.reason for each in failures), "no engine is in service"))
+            await asyncio.sleep(FIRST_PAUSE)
+
+    async def _update_once(self, weights: Weights, mode: UpdateMode) -> list[_Failure]:
+        """Give the weights to all servers at once; returns the failures. Servers with the weights are in service then."""
         async with self._exchange:
             asked = sorted({*self.router.serving, *self._unsure})
-            failures = await asyncio.gather(
-                *(self._give_weights(server, weights, mode, settle=True) for server in asked)
-            )
-            for server, failure in zip(asked, failures, strict=True):
+            tasks = {asyncio.create_task(self._give_weights(each, weights, mode)): each for each in asked}
+            try:
+                await _wait_for_most(tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            failures = []
+            for task, server in tasks.items():
+                failure = self._left_behind(server) if task.cancelled() else task.result()
                 if failure is None:
                     self.weights = weights
                     self.router.bring_back(server)
                     self._back.set()
                 else:
+                    failures.append(failure)
                     self.router.take_out(server)
                     self._start_reviving(server)
-        if self.weights is not weights:
-            raise EngineError(next((each for each in failures if each), "no engine is in service"))
+            return failures
+
+    def _left_behind(self, server: int) -> _Failure:
+        reason = (
+            f"{self.controls[server].base_url}: took far longer than the other engines to load the weights"
+        )
+        self._unsure[server] = reason
+        return _Failure(reason, passing=True)
 
     def _hear(self, server: int) -> None:
         self._heard[server] = asyncio.get_running_loop().time()
@@ -291,43 +341,41 @@ class EnginePool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _give_weights(
-        self, server: int, weights: Weights, mode: UpdateMode, *, settle: bool = False
-    ) -> str | None:
-        """Update a server's weights; return the reason of a failure, or `None`."""
-        control = self.controls[server]
-        if weights.adapter is not None:
-            return await self._give_adapter(server, weights)
+    async def _give_weights(self, server: int, weights: Weights, mode: UpdateMode) -> _Failure | None:
+        """Update a server's weights; return the failure, or `None`."""
         try:
-            await self._dialect.pause(control, mode)
-            try:
-                if settle:
-                    await self._settle_flights(server)
-                await self._dialect.load(control, weights)
-            finally:
-                await self._dialect.resume(control)
+            if weights.adapter is not None:
+                await self._load_adapter(server, weights)
+            else:
+                await self._load_weights(server, weights, mode)
         except EngineError as error:
             self._unsure[server] = str(error)
-            return str(error)
+            return _Failure.of(error)
         self._unsure.pop(server, None)
         self._hear(server)
-        self.router.forget_caches(server)  # keys and values of other weights are of no use
         return None
 
-    async def _give_adapter(self, server: int, weights: Weights) -> str | None:
-        """Load an adapter on a server; return the reason of a failure, or `None`. Calls under way are not touched."""
+    async def _load_weights(self, server: int, weights: Weights, mode: UpdateMode) -> None:
+        control = self.controls[server]
+        try:
+            async with asyncio.timeout(PAUSE_SECONDS):
+                await self._dialect.pause(control, mode)
+        except TimeoutError:
+            fault = CallFault(FaultCause.TIMEOUT, f"does not pause within {PAUSE_SECONDS:g} s")
+            raise engine_error(fault, 1, control.base_url) from fault
+        try:
+            await self._settle_flights(server)
+            await self._dialect.load(control, weights)
+        finally:
+            await self._dialect.resume(control)
+        self.router.forget_caches(server)  # keys and values of other weights are of no use
+
+    async def _load_adapter(self, server: int, weights: Weights) -> None:
+        """Load an adapter beside the earlier ones; calls under way are not touched."""
         assert isinstance(self._dialect, AdapterDialect)
         assert weights.adapter is not None
-        try:
-            await self._dialect.load_adapter(
-                self.controls[server], weights.adapter_name, str(weights.adapter.absolute())
-            )
-        except EngineError as error:
-            self._unsure[server] = str(error)
-            return str(error)
-        self._unsure.pop(server, None)
-        self._hear(server)
-        return None
+        folder = str(weights.adapter.absolute())
+        await self._dialect.load_adapter(self.controls[server], weights.adapter_name, folder)
 
     async def retire_adapter(self, weights: Weights) -> None:
         """Unload an adapter from every server when the calls that use it have ended."""
@@ -353,6 +401,9 @@ class EnginePool:
     async def _settle_flights(self, server: int) -> None:
         """After a server has paused: wait for its aborted calls, and cancel requests that had not reached it."""
         flights = {flight for flight in self._flights if flight.server == server}
+        for flight in flights:
+            if flight.update is None:  # sent before the server turned out to have other weights
+                flight.update = UpdateMode.RESTART_TURN
         await _wait_for(flights, GRACE_SECONDS)
         for flight in flights:
             flight.task.cancel()
@@ -393,6 +444,19 @@ class EnginePool:
             return False
         async with self._exchange:
             return await self._give_weights(server, self.weights, UpdateMode.RESTART_TURN) is None
+
+
+async def _wait_for_most(tasks: Collection["asyncio.Task[_Failure | None]"]) -> None:
+    """Wait for all tasks, but for none much longer than for the slowest of those that succeeded."""
+    clock = asyncio.get_running_loop().time
+    began, limit, waiting = clock(), None, set(tasks)
+    while waiting:
+        seconds = None if limit is None else began + limit - clock()
+        done, waiting = await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            return
+        if any(each.result() is None for each in done):
+            limit = 2 * (clock() - began) + STRAGGLER_SECONDS
 
 
 async def _wait_for(flights: set[Flight], seconds: float | None = None) -> None:

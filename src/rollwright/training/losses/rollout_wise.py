@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rollwright.training.losses.base import PolicyLoss, Surrogate, required
+from rollwright.training.losses.divergences import bounded
 from rollwright.training.losses.update_tokens import Prepared, UpdateTokens
 from rollwright.training.settings import LossSettings
 
@@ -38,7 +39,7 @@ def _clipped_log_ratios(
     new: Tensor, old: Tensor, advantages: Tensor, settings: LossSettings
 ) -> tuple[Tensor, Tensor]:
     """Log-ratios, clipped where the clip lowers the gain, and whether they were."""
-    log_ratios = new - old
+    log_ratios = bounded(new - old)
     inside = log_ratios.clamp(-settings.clip_low, settings.clip_high)
     sign = torch.sign(advantages)
     found = sign * torch.minimum(sign * log_ratios, sign * inside)
