@@ -136,6 +136,7 @@ class TorchPolicy:
             prompt_tokens=call.prompt_tokens,
             completion_tokens=len(sampled),
             alternatives=tuple(call.alternatives),
+            entropy=call.entropy,
         )
 
     async def update_weights(self, weights: Weights, mode: UpdateMode) -> None:
