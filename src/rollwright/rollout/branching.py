@@ -187,9 +187,7 @@ class Uncertainty(ByQuestion):
 
     def _unsure(self, node: Node) -> bool:
         if node.entropy is not None:
-            return (
-                node.entropy >= self.rules.threshold or (node.entropy_change or 0.0) >= self.rules.change
-            )
+            return node.entropy >= self.rules.threshold or (node.entropy_change or 0.0) >= self.rules.change
         if node.uncertainty is None:
             return node.turn is None
         return node.uncertainty >= self.rules.threshold or (node.change or 0.0) >= self.rules.change

@@ -282,9 +282,7 @@ class _Growth:
         entropy = None if calls is None else calls.entropy
         return Node(depth, branch.label, self.session.key, turn, before, entropy)
 
-    async def _grow(
-        self, branch: Branch, labels: Sequence[int], begun: SiblingCalls | None
-    ) -> list[Branch]:
+    async def _grow(self, branch: Branch, labels: Sequence[int], begun: SiblingCalls | None) -> list[Branch]:
         """Grows a branch by the answers to its next question, some of which may be sampled already."""
         session, last = self.session, branch.turn
         trajectory = session.trajectory

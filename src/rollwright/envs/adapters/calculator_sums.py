@@ -41,9 +41,7 @@ class CalculatorSums:
 
     instruction = ""
 
-    def __init__(
-        self, part: str = "all", smallest: int = 11, largest: int = 99, max_steps: int = 3
-    ) -> None:
+    def __init__(self, part: str = "all", smallest: int = 11, largest: int = 99, max_steps: int = 3) -> None:
         if not 1 <= smallest < largest:
             raise ConfigError(f"smallest and largest: {smallest} to {largest} is no range of numbers")
         self._part = Part.parse(part)
