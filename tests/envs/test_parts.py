@@ -152,7 +152,9 @@ def way_of(board: str) -> list[int]:
 async def test_no_lake_to_train_on_is_near_one_held_out_by_structure_nor_has_a_path_that_crosses_it() -> None:
     """By brute force over drawn levels, whichever way they are turned, with each cell of the board compared."""
     held_out = set(await boards("FrozenLake", {**BY_STRUCTURE, "part": "held_out"}, 150))
-    held_out |= set(await boards("FrozenLake", {**BY_STRUCTURE, "part": "held_out", "needs_detour": True}, 50))
+    held_out |= set(
+        await boards("FrozenLake", {**BY_STRUCTURE, "part": "held_out", "needs_detour": True}, 50)
+    )
     trained = set(await boards("FrozenLake", {**BY_STRUCTURE, "part": "train"}, 200))
     nearest, crossed = 16, 0
     for board in trained:

@@ -53,7 +53,6 @@ from rollwright.trajectory import (
     token_ids,
 )
 
-
 MOST_TOLD = 20
 """Likeliest tokens that are asked for: as many as vLLM tells by default. What is beyond them has little share of an entropy."""
 
