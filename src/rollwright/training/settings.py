@@ -294,6 +294,9 @@ class TrainerSettings(Settings):
     skipped."""
     max_skips_in_a_row: PositiveInt = 3
     """Consecutive steps skipped for `loss is not finite` or `log-probability gap` after which training stops."""
+    signal_steps: NonNegativeInt = 10
+    """Steps from one measurement of the gradient's signal and noise to the next, by its two halves; 0: none. Not with several
+    ranks."""
 
     @property
     def updates_per_step(self) -> int:
