@@ -1,8 +1,9 @@
-"""Word problems too large for a small model's head, with a calculator: a call, its result, an answer.
+"""Sums too large for a small model's head, with a calculator: what is to be computed, the calculator's result, an answer.
 
 Always true: the problem depends on the seed and the settings alone; a pair of numbers is of one part only, whatever is asked
-of it, so no held-out problem has the numbers of one that is trained on. A completion with a call (`calc: 37*48`) gets the
-result as the next message; any other completion is the answer, and its last number counts.
+of it, so no held-out problem has the numbers of one that is trained on. A completion with two numbers and a sign between them
+(`37 * 48`) is a call, and the calculator's result is the next message, whatever the completion says behind it. Any other
+completion is the answer: its last number counts.
 """
 
 import re
@@ -17,9 +18,9 @@ from rollwright.errors import ConfigError
 from rollwright.tools.calculator import calculate
 
 PROMPTS = PromptTemplates(
-    system="Use the calculator: write calc: and the numbers. Then say the result.",
+    system="Be brief. First write the sum for the calculator, then say what it says.",
     opening="{observation}",
-    turn="{observation}",
+    turn="The calculator says {observation}.",
 )
 
 _HELD_OUT = 5
@@ -37,7 +38,7 @@ _PROBLEMS: Sequence[tuple[str, str]] = (
 
 
 class CalculatorSums:
-    """A word problem with two numbers; one seed, one problem."""
+    """One operation on two numbers; one seed, one problem."""
 
     instruction = ""
 
@@ -90,7 +91,7 @@ class CalculatorSums:
         except ValueError as error:
             result = str(error)
         info: Info = {
-            "action": f"calc: {expression}",
+            "action": expression,
             "valid": True,
             "success": False,
             "metrics": {"tool_calls": 1},
@@ -100,7 +101,7 @@ class CalculatorSums:
 
     def actions(self) -> Sequence[str]:
         a, b = self._numbers
-        return [f"calc: {a}{self._operator}{b}", str(self.result)]
+        return [f"{a} {self._operator} {b}", str(self.result)]
 
     def best_action(self) -> str | None:
         return self.actions()[min(self._steps, 1)]
