@@ -71,12 +71,14 @@ def test_a_fork_goes_on_alone() -> None:
     async def play() -> None:
         env = CalculatorSums()
         await env.reset(3)
-        call, answer = env.actions()
-        assert env.best_action() == call
+        call = env.best_action()
+        assert call is not None
         await env.step(call)
         copy = env.fork()
         assert (await copy.step("0")).reward == 0
-        assert env.best_action() == answer
+        answer = env.best_action()
+        assert answer is not None
+        assert answer != call
         assert (await env.step(answer)).reward == 1
 
     asyncio.run(play())
