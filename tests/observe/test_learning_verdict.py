@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollwright.config import RunConfig, build
-from rollwright.observe.learning_verdict import judge_learning
+from rollwright.observe.learning_verdict import judge_learning, recent_signal
 from rollwright.run.training_record import read_steps
 from rollwright.training.report import silent_share
 from rollwright.training.rows import Row
@@ -66,6 +66,32 @@ def test_trees_are_advised_where_success_is_rare_and_chains_elsewhere() -> None:
 
 def test_a_step_that_clips_much_goes_too_far() -> None:
     assert named(steps(clip_share=0.5)) == ["learning rate too high for the gap"]
+
+
+def test_steps_that_made_no_update_say_nothing_about_the_rate() -> None:
+    skipped = steps(10, clip_share=0.0, updates=0)
+    assert named([*steps(2, clip_share=0.5, updates=1), *skipped]) == ["learning rate too high for the gap"]
+    assert named(skipped) == []
+
+
+def test_a_gradient_is_judged_by_the_sums_of_many_measurements() -> None:
+    def measured(signal: float, noise: float, count: int = 6) -> list[dict[str, Any]]:
+        return steps(count, gradient_signal=signal, gradient_noise=noise, tokens=1000)
+
+    assert named(measured(20.0, 1.0)) == ["groups too many or too large"]
+    assert named(measured(20.0, 1.0, count=4)) == []
+    assert named(measured(1.0, 1.0)) == []
+    assert named(measured(0.001, 1.0)) == ["gradient mostly noise"]
+    assert named(measured(-0.5, 1.0)) == ["gradient mostly noise"]
+    # A few lucky batches with hardly any noise do not outweigh the others.
+    assert named([*measured(0.001, 0.00001, count=3), *measured(0.5, 1.0, count=6)]) == []
+    found = recent_signal([*steps(5), *measured(0.5, 1.0)])
+    assert found is not None
+    assert (found.measured, found.ratio, found.tokens_needed) == (6, 0.5, 2000)
+    nothing = recent_signal(measured(-0.5, 1.0))
+    assert nothing is not None
+    assert nothing.tokens_needed is None
+    assert recent_signal(steps()) is None
 
 
 @pytest.mark.parametrize(("advantages", "share"), [((0.0, 0.0), 1.0), ((0.0, 0.5), 0.5), ((1.0, 0.5), 0.0)])

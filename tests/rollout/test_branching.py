@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,6 +89,27 @@ def test_the_unsure_get_more_answers() -> None:
     assert answers(sampled(-0.5), sampled(-0.4)) == 1
     assert len(policy.labels(Node(0, TRUNK, ()))) == 3
     assert len(policy.labels(Node(9, 0, (), sampled(-5.0)))) == 1
+
+
+def test_the_entropy_of_the_question_counts_before_the_turn_in_front_of_it() -> None:
+    policy = Uncertainty(3, 9, UncertaintyBranchConfig(kind="uncertainty", threshold=1.0, change=0.5))
+
+    def answers(entropy: float, before: float | None = None) -> int:
+        turn = msgspec.structs.replace(sampled(-5.0), entropy=before)
+        return len(policy.labels(Node(1, 0, (), turn, sampled(-0.1), entropy)))
+
+    assert answers(1.2) == 3
+    assert answers(0.1) == 1
+    assert answers(0.8, before=0.1) == 3
+    assert answers(0.8, before=0.6) == 1
+    assert len(policy.labels(Node(0, TRUNK, (), entropy=0.1))) == 1
+
+
+def test_an_entropy_is_asked_for_only_where_a_question_may_branch() -> None:
+    asked = UncertaintyBranchConfig(kind="uncertainty")
+    assert [Uncertainty(2, 2, asked).asks_entropy(depth) for depth in range(3)] == [True, True, False]
+    assert not Uncertainty(1, 2, asked).asks_entropy(0)
+    assert not Uncertainty(2, 2, asked.model_copy(update={"of": "turn"})).asks_entropy(0)
 
 
 def test_a_function_of_ones_own_decides_within_the_width() -> None:

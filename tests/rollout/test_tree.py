@@ -250,9 +250,11 @@ def test_a_run_grows_the_same_trees_every_time() -> None:
     assert all(each.metrics["tree_leaves"] > 1 for each in trees)
 
 
-async def killed_then_resumed(after: float) -> tuple[Trajectory, int, Activity]:
+async def killed_then_resumed(
+    after: float, config: dict[str, Any] = CONFIG
+) -> tuple[Trajectory, int, Activity]:
     """One tree; its first worker dies after some seconds without a word, a second one takes over."""
-    table, policy, activity = SettingsTable(build(CONFIG)), engine(), Activity()
+    table, policy, activity = SettingsTable(build(config)), engine(), Activity()
 
     async def role(claimed: AttemptedRollout) -> Assignment:
         return Assignment(table(read_episode(claimed.input)), policy)
@@ -282,3 +284,62 @@ def test_a_half_grown_tree_goes_on_growing_from_its_journal(after: float) -> Non
     assert activity.replayed_turns == recorded
     assert activity.tokens == alone.tokens
     assert tree.turns == whole.turns
+
+
+UNSURE_CONFIG = {
+    **CONFIG,
+    "strategy": {
+        "kind": "tree",
+        "width": 3,
+        "depth": 4,
+        # the player of skill 0.6 has 0.94 nats where a best action is known, and log 4 = 1.39 elsewhere
+        "branch": {"kind": "uncertainty", "threshold": 0.9, "change": 9.0},
+    },
+}
+
+
+@pytest.mark.parametrize("after", [3.0, 6.0, 9.0, 12.0])
+def test_a_tree_that_branches_by_entropy_goes_on_from_its_journal(after: float) -> None:
+    whole, _, alone = run_virtual(killed_then_resumed(10_000.0, UNSURE_CONFIG))
+    tree, recorded, activity = run_virtual(killed_then_resumed(after, UNSURE_CONFIG))
+    assert len(leaves(whole.turns)) > 3
+    assert 0 < recorded < alone.turns
+    assert activity.replayed_turns == recorded
+    assert activity.tokens == alone.tokens
+    assert tree.turns == whole.turns
+
+
+class Telling(SkilledPlayer):
+    """Tells an entropy of its own, and none after a resumption."""
+
+    async def generate(self, prompt: Any, sampling: Any) -> Any:
+        made = await super().generate(prompt, sampling)
+        return msgspec.structs.replace(made, entropy=self.told if sampling.top_logprobs else None)
+
+    told: float | None = None
+
+
+@pytest.mark.parametrize(("told", "width"), [(2.0, 3), (0.1, 1)])
+def test_a_question_branches_by_the_entropy_that_the_engine_tells(told: float, width: int) -> None:
+    player = Telling(0.6)
+    object.__setattr__(player, "told", told)
+    rules = UncertaintyBranchConfig(kind="uncertainty", threshold=1.0, change=9.0)
+    tree = grown(TreeStrategy(Uncertainty(3, 2, rules)), policy=player)
+    assert sum(turn.count for turn in tree.turns if turn.after is None) == width
+    assert {turn.entropy for turn in tree.turns if turn.after is None} == {told}
+    deep = {turn.entropy for turn in tree.turns if len(path(tree.turns, turn.id)) > 2}
+    assert deep == {None}, "beyond `depth` no entropy is asked for"
+
+
+def test_an_engine_that_tells_nothing_is_named_once_and_the_turn_before_counts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rules = UncertaintyBranchConfig(kind="uncertainty", threshold=0.0, change=9.0)
+    player = Telling(0.6)
+    tree = grown(TreeStrategy(Uncertainty(3, 2, rules)), policy=player)
+    grown(TreeStrategy(Uncertainty(3, 2, rules)), policy=player, seed=6)
+    assert sum(turn.count for turn in tree.turns if turn.after is None) == 3
+    assert [each.getMessage() for each in caplog.records if "Telling" in each.getMessage()] == [
+        "strategy.branch uncertainty: Telling tells no likeliest tokens; the -log p of the turn before a question counts "
+        "instead of the question's entropy"
+    ]

@@ -16,7 +16,7 @@ from rollwright.cli.report import report
 from rollwright.cli.train import train
 from rollwright.envs.games.frozen_lake import FrozenLake, read_lake
 from rollwright.envs.games.sokoban import read_level
-from rollwright.envs.splits import Part
+from rollwright.envs.splits import Part, Split
 from rollwright.errors import RollwrightError
 from rollwright.models import load_model, load_tokenizer
 from rollwright.observe.training_report import CURVE, PAGE, report_of
@@ -50,16 +50,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs / "frozen_lake_train"
 
 
-def parts_played(run: Path, part_of: Callable[[str], Part]) -> dict[str, set[Part]]:
-    parts: dict[str, set[Part]] = {}
+def parts_played(run: Path, part_of: Callable[[str], Part | None]) -> dict[str, set[Part | None]]:
+    parts: dict[str, set[Part | None]] = {}
     for each in RunReader(run).trajectories():
         parts.setdefault(each.tag, set()).add(part_of(each.observation))
     return parts
 
 
 def test_no_lake_that_is_validated_on_was_trained_on_whichever_way_it_is_turned(run: Path) -> None:
-    played = parts_played(run, lambda board: read_lake(board).part(4))
-    assert played == {"Lake": {Part.TRAIN}, "HeldOutLake": {Part.HELD_OUT}}
+    played = parts_played(run, lambda board: read_lake(board).part(4, Split.STRUCTURE))
+    assert played == {"Lake": {Part.TRAIN}, "HeldOutLake": {Part.HELD_OUT}, "HeldOutDetour": {Part.HELD_OUT}}
 
 
 def test_no_room_that_is_validated_on_was_trained_on_whichever_way_it_is_turned(tmp_path: Path) -> None:
@@ -89,6 +89,10 @@ def test_the_report_leaves_a_curve_and_a_page_with_the_same_levels_before_and_af
     assert [step for step, _ in found.greedy] == [0, 2]
     assert len(found.sampled) == 2
     assert found.pairs
+    assert [each.tag for each in found.solved] == ["HeldOutDetour", "HeldOutLake"]
+    assert all(0 < each.boards <= each.levels == 24 for each in found.solved)
+    assert "distinct boards solved" in said
+    assert "Distinct boards solved" in page
     for pair in found.pairs:
         assert (pair.before.tag, pair.before.seed) == (pair.after.tag, pair.after.seed)
         assert pair.before.observation == pair.after.observation

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         Superseded,
         entries,
     )
-    from rollwright.agents.session import OutOfRoom, Session
+    from rollwright.agents.session import OutOfRoom, Session, SiblingCalls
     from rollwright.agents.settings import History, HistoryMode
     from rollwright.agents.timing import Stopwatch
 
@@ -40,6 +40,7 @@ __all__ = [
     "Phase",
     "ReplayDiffers",
     "Session",
+    "SiblingCalls",
     "Stopwatch",
     "Superseded",
     "TimeLimit",
@@ -62,6 +63,7 @@ __getattr__ = lazy_names(
         "OutOfRoom": "session",
         "ReplayDiffers": "journal",
         "Session": "session",
+        "SiblingCalls": "session",
         "Stopwatch": "timing",
         "Superseded": "journal",
         "TIMEOUT": "failures",

@@ -54,6 +54,8 @@ class Question(NamedTuple):
     """Answers in place of the agent's policy; `None`: the agent's."""
     policy_name: str = ""
     """Name of that policy among `policies`."""
+    notes_entropy: bool = False
+    """Whether the turn records the question's entropy; `sampling.top_logprobs` has to ask for it."""
 
 
 class PromptBuilder:

@@ -13,6 +13,7 @@ new one, `_record` appends it to the trajectory.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -51,6 +52,9 @@ from rollwright.trajectory import (
     renumber,
     token_ids,
 )
+
+MOST_TOLD = 20
+"""Likeliest tokens that are asked for: as many as vLLM tells by default. What is beyond them has little share of an entropy."""
 
 
 class OutOfRoom(Exception):
@@ -217,21 +221,24 @@ class Session:
 
         Identical answers become one turn with a count. `env`: the environment of this branch.
         """
+        calls = self.siblings(messages, continues=continues, after=after, agent=agent, env=env)
+        return await calls.finish(count)
+
+    def siblings(
+        self,
+        messages: Sequence[Message],
+        *,
+        continues: Turn | None = None,
+        after: Turn | None = None,
+        agent: str = "agent",
+        env: object = None,
+        notes_entropy: bool = False,
+    ) -> "SiblingCalls":
+        """The answers to one prompt, none of them sampled yet. With `notes_entropy` the first one asks for the likeliest
+        tokens, and its turn records the question's entropy."""
         board = env if isinstance(env, Playable) else None
         question = Question(messages, continues, agent, (), self._sampling, board)
-        nodes = [self._tree.reserve(after) for _ in range(count)]
-        try:
-            made = await together(self._replay_or_sample(node, question) for node in nodes)
-            # Equal answers lead to equal environments, so one of them is played and counted for all.
-            kept: dict[object, tuple[CallNode, Turn]] = {}
-            for node, turn in zip(nodes, made, strict=True):
-                same = turn.sampled_ids.tobytes() if turn.exact else turn.text
-                first = kept.get(same, (node, msgspec.structs.replace(turn, count=0)))
-                kept[same] = (first[0], msgspec.structs.replace(first[1], count=first[1].count + 1))
-            return [self._record(node, turn, question) for node, turn in kept.values()]
-        finally:
-            for node in nodes:
-                self._tree.settle(node)
+        return SiblingCalls(self, question, after, notes_entropy)
 
     async def _replay_or_sample(self, node: CallNode, question: Question) -> Turn:
         """Returns the turn that an earlier attempt recorded at this node, or samples and journals a new one. Its number and
@@ -339,6 +346,7 @@ class Session:
             tool_calls=made.tool_calls,
             reasoning=made.reasoning,
             policy=question.policy_name,
+            entropy=made.question_entropy if question.notes_entropy else None,
         )
 
     def parse(self, turn: Turn) -> Parsed:
@@ -424,6 +432,62 @@ class Session:
         if room >= sampling.max_tokens:
             return sampling
         return msgspec.structs.replace(sampling, max_tokens=room)
+
+
+class SiblingCalls:
+    """The answers to one prompt, sampled together or the first one before the others, and recorded together."""
+
+    def __init__(self, session: Session, question: Question, after: Turn | None, notes_entropy: bool) -> None:
+        self._session = session
+        self._question = question
+        self._after = after
+        self._notes_entropy = notes_entropy
+        self._nodes: list[CallNode] = []
+        self._made: list[Turn] = []
+
+    @property
+    def entropy(self) -> float | None:
+        """Entropy of the question, once the first answer is there; `None`: the engine does not tell."""
+        return self._made[0].entropy if self._made else None
+
+    async def begin(self) -> None:
+        """Samples the first answer, and nothing if there is no room for it."""
+        with suppress(OutOfRoom):
+            await self._sample(1)
+
+    async def finish(self, count: int) -> list[Turn]:
+        """Samples until there are `count` answers, and records them; identical ones become one turn with a count."""
+        try:
+            await self._sample(count - len(self._made))
+            # Equal answers lead to equal environments, so one of them is played and counted for all.
+            kept: dict[object, tuple[CallNode, Turn]] = {}
+            for node, turn in zip(self._nodes, self._made, strict=True):
+                same = turn.sampled_ids.tobytes() if turn.exact else turn.text
+                first = kept.get(same, (node, msgspec.structs.replace(turn, count=0, entropy=self.entropy)))
+                kept[same] = (first[0], msgspec.structs.replace(first[1], count=first[1].count + 1))
+            return [self._session._record(node, turn, self._question) for node, turn in kept.values()]
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Settles all calls; those without a turn leave the tree."""
+        for node in self._nodes:
+            self._session._tree.settle(node)
+        self._nodes = []
+
+    async def _sample(self, count: int) -> None:
+        session, question = self._session, self._question
+        if self._notes_entropy and not self._made:
+            asked = msgspec.structs.replace(question.sampling, top_logprobs=MOST_TOLD)
+            question = question._replace(sampling=asked, notes_entropy=True)
+        nodes = [session._tree.reserve(self._after) for _ in range(count)]
+        try:
+            self._made += await together(session._replay_or_sample(node, question) for node in nodes)
+            self._nodes += nodes
+        except BaseException:
+            for node in nodes:
+                session._tree.settle(node)
+            raise
 
 
 def _solved(turn: Turn) -> bool | None:

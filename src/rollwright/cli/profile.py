@@ -18,7 +18,7 @@ from rollwright.cli.tables import title_of
 from rollwright.config import RunConfig
 from rollwright.errors import RollwrightError, naming
 from rollwright.observe.advice import RunSetup
-from rollwright.observe.learning_verdict import judge_learning
+from rollwright.observe.learning_verdict import RecentSignal, judge_learning, recent_signal
 from rollwright.observe.played_setup import setup_of, slots_of, store_of
 from rollwright.observe.profile import PhaseTally, Profile
 from rollwright.observe.timeline import Played, chrome_trace
@@ -184,7 +184,17 @@ def learning_of(reader: RunReader) -> RenderableType | None:
     for each in findings:
         parts.append(Padding(Text(f"{each.what}: {each.because}"), (0, 0, 0, 2)))
         parts.append(Padding(Text(f"→ {each.advice}", style="dim"), (0, 0, 0, 4)))
+    if (signal := recent_signal(steps)) is not None:
+        parts.append(Text(f"gradient: {_told_signal(signal)}"))
     return Group(*parts)
+
+
+def _told_signal(found: RecentSignal) -> str:
+    needed = found.tokens_needed
+    equal = (
+        "no signal above it" if needed is None else f"as much noise as signal at {needed:,.0f} trained tokens"
+    )
+    return f"{equal}; a batch has {found.tokens:,.0f}; by the halves of {found.measured} batches"
 
 
 def _lengths(tally: PhaseTally) -> tuple[str, ...]:

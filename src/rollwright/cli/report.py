@@ -1,5 +1,6 @@
 """`rollwright plot`, `report` and `export`: a run as plots, as a page about what its model learned, and as a table."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from rollwright.run.folder import RunReader
 
 if TYPE_CHECKING:
     from rollwright.config import RunConfig
+    from rollwright.observe.solved_boards import SolvedBoards
     from rollwright.observe.training_report import Standing
 
 PICTURES = ("png", "svg")
@@ -92,7 +94,10 @@ def make_report(run: Path, levels: int, screen: Console) -> None:
     report_of(reader)  # raises an error for missing parts before anything is played
     standings = run_async(_standings(reader, levels))
     screen.print(_table(standings, simulated=reader.simulated))
-    for file in write_report(report_of(reader, standings), run):
+    found = report_of(reader, standings)
+    if found.solved:
+        screen.print(_boards_table(found.solved))
+    for file in write_report(found, run):
         screen.print(f"written: {file}", soft_wrap=True, highlight=False)
     say_condition(reader, screen)
 
@@ -138,6 +143,18 @@ async def _sampled(config: "RunConfig", levels: int, model: Path | None) -> floa
 def _mean(values: list[float | None]) -> float | None:
     known = [each for each in values if each is not None]
     return sum(known) / len(known) if known else None
+
+
+def _boards_table(solved: "Sequence[SolvedBoards]") -> Table:
+    from rollwright.observe.training_report import boards_solved
+
+    table = Table(title="distinct boards solved, greedy", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for figure in ("levels", "boards", "before", "after", "95 % interval"):
+        table.add_column(figure, justify="right")
+    for each in solved:
+        table.add_row(each.tag, str(each.levels), str(each.boards), *boards_solved(each))
+    return table
 
 
 def _table(standings: "list[Standing]", *, simulated: bool) -> Table:

@@ -19,7 +19,16 @@ from pathlib import Path
 from rollwright.config import OpenAIPolicyConfig, RunConfig
 from rollwright.engines.settings import EnginePolicyConfig, TorchPolicyConfig
 from rollwright.errors import RollwrightError
-from rollwright.hardware import GIB, cpu_only, free_memory, gigabytes, plan_threads
+from rollwright.hardware import (
+    FULL_SPEED,
+    GIB,
+    MachineSpeed,
+    cpu_only,
+    free_memory,
+    gigabytes,
+    measured_speed,
+    plan_threads,
+)
 from rollwright.models.catalogue import CATALOGUE, is_fetched
 from rollwright.models.hub import DownloadRules, is_hub_name, local_copy
 from rollwright.run.model_choice import POOLED, pick_model
@@ -87,10 +96,12 @@ FUTURE_SECONDS = 60.0
 
 
 def check_machine(home: Path) -> Iterator[Finding]:
-    plan = plan_threads()
+    speed, obstacle = _speed()
+    plan = plan_threads(speed=speed)
     yield well(
         "machine", f"Python {sys.version.split()[0]}; {plan.threads} threads for a model: {plan.reason}"
     )
+    yield note("machine", obstacle) if speed is None else well("machine", _chosen(speed))
     if cpu_only():
         yield note("machine", "CPU_ONLY is set: no other device is used", "unset CPU_ONLY to use a GPU")
     yield _memory()
@@ -103,6 +114,35 @@ def check_machine(home: Path) -> Iterator[Finding]:
         )
     else:
         yield well("machine", "all packages of a node are installed")
+
+
+def _speed() -> tuple[MachineSpeed | None, str]:
+    """The machine's speed, or why it is not known."""
+    try:
+        return measured_speed(again=True), ""
+    except RollwrightError as error:
+        return None, str(error)
+
+
+def _chosen(speed: MachineSpeed) -> str:
+    """What `auto` stands for on this machine, and the figures it rests on."""
+    half = speed.rates.get("bfloat16")
+    ratio = (
+        "does not work here"
+        if half is None
+        else f"is {half / speed.rates['float32']:.2f} times as fast as float32"
+    )
+    more = max(speed.by_threads)
+    gain = speed.by_threads[more] / speed.by_threads[1]
+    threads = (
+        f"{more} were {gain:.2f} times as fast as one, beside a load of {speed.load:.1f}"
+        if more > 1
+        else "one core"
+    )
+    return (
+        f"`auto` is dtype {speed.dtype} (bfloat16 {ratio}), {speed.threads} threads ({threads}), and "
+        f"max_batch {speed.batch} (the smallest within {1 - FULL_SPEED:.0%} of the best rate)"
+    )
 
 
 def check_boxes() -> Iterator[Finding]:

@@ -8,7 +8,7 @@ they are never trained.
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
-from math import isfinite
+from math import exp, isfinite, log
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -156,6 +156,14 @@ Alternatives = tuple[tuple[TokenAlternative, ...], ...]
 none."""
 
 
+def entropy_of(told: Sequence[TokenAlternative]) -> float:
+    """Entropy, in nats, of a distribution of which the likeliest tokens are told. All others count as one token, so it is a
+    lower bound, and exact where the told ones are all."""
+    shares = [exp(each.logprob) for each in told]
+    rest = 1.0 - sum(shares)
+    return -sum(share * log(share) for share in (*shares, rest) if share > 0.0)
+
+
 class Generation(msgspec.Struct, frozen=True, gc=False):
     """The result of one call."""
 
@@ -184,6 +192,15 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
     """Whether the policy has checked ids and log-probabilities; otherwise the session does."""
     alternatives: Alternatives = ()
     """Told to the client, and stored nowhere."""
+    entropy: float | None = None
+    """Entropy of the first token's distribution in nats, where `top_logprobs` asked and the engine knows it exactly."""
+
+    @property
+    def question_entropy(self) -> float | None:
+        """Entropy of the first token's distribution, which depends on the prompt alone; `None`: nothing was told of it."""
+        if self.entropy is not None or not self.alternatives:
+            return self.entropy
+        return entropy_of(self.alternatives[0])
 
 
 class Parsed(msgspec.Struct, frozen=True):

@@ -164,8 +164,9 @@ class DialectPolicyConfig(EnginePolicyConfig):
 class TorchServingConfig(Settings):
     """How a model in this process serves its calls."""
 
-    max_batch: PositiveInt = 256
-    """Most calls served at a time; further ones are queued."""
+    max_batch: PositiveInt | Literal["auto"] = 256
+    """Most calls served at a time; further ones are queued. `auto`: the smallest batch at which this machine's processor is
+    about as fast as it gets, measured once."""
     batch_invariant: bool = False
     """Whether a call's result is the same to the bit whatever else is in the batch. Several times slower."""
     prefix_cache_mb: Annotated[int, Field(ge=0)] = 512
@@ -182,8 +183,8 @@ class TorchPolicyConfig(TorchServingConfig):
     model of the pools that fits; `default_large_model_pool`, `default_small_model_pool`: a model of that pool."""
     renderer: str = "auto"
     """The renderer of chats: a family of the `renderers` package, `template` (the model's chat template), or `auto`."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Data type of weights and computation. Log-probabilities agree with the trainer's to 1e-4 only in `float32`."""
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    """Data type of weights and computation. `auto`: bfloat16 where it is faster, measured once for each machine. Log-probabilities agree with the trainer's to 1e-4 only in `float32`."""
     device: Device = "auto"
     """`cpu`, `mps`, `cuda`, `cuda:1` …, or `auto`: the best available. The variable `CPU_ONLY` takes precedence."""
     threads: Threads = "auto"

@@ -59,6 +59,13 @@ MOST_OF = 0.9
 """Share of a limit from which the limit counts as reached: a few rollouts more or less are chance."""
 
 
+def slots_of_policy(policy: object) -> int | None:
+    """Concurrent calls of an engine in the worker's process; `None`: the settings do not say, or `auto` chose them on the
+    machine that played."""
+    found = getattr(policy, "slots", None) or getattr(policy, "max_batch", None)
+    return found if isinstance(found, int) else None
+
+
 @dataclass(frozen=True)
 class RunSetup:
     """Settings of a run that advice depends on."""
@@ -102,7 +109,7 @@ class RunSetup:
             processes=max(1, processes),
             cores=cores,
             policy=policy.kind,
-            slots=getattr(policy, "slots", None) or getattr(policy, "max_batch", None),
+            slots=slots_of_policy(policy),
             dtype=getattr(policy, "dtype", None),
             replicas=len(policy.base_urls) if isinstance(policy, EnginePolicyConfig) else 1,
             store=StoreKind.of(store),

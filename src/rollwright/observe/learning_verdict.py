@@ -24,8 +24,42 @@ SOLVED = 0.9
 """Solved share from which a low entropy is success, not collapse."""
 CLIPPED = 0.3
 """Share of clipped tokens from which a step goes further than its data carries."""
+LARGE_SIGNAL = 10.0
+"""Signal to noise of a batch's gradient from which on a smaller batch would point the same way."""
+ALL_NOISE = 0.02
+"""Signal to noise below which a step is a random one: fifty steps go as far as one without noise."""
+MEASUREMENTS = 5
+"""Least number of measured steps: one says little."""
 FIRST = 3
 """Steps that the first entropy is a mean of."""
+
+
+@dataclass(frozen=True)
+class RecentSignal:
+    """Signal of the gradient in the last measured steps: the quotient of means, because one step's quotient is mostly chance."""
+
+    measured: int
+    """Steps that it rests on."""
+    ratio: float
+    """Signal to noise of a batch's gradient; at most 0: no signal could be told from the noise."""
+    tokens: float
+    """Trained tokens of a batch, in the mean."""
+
+    @property
+    def tokens_needed(self) -> float | None:
+        """Tokens at which noise equals signal; `None`: no signal was found."""
+        return self.tokens / self.ratio if self.ratio > 0 else None
+
+
+def recent_signal(steps: Sequence[Mapping[str, Any]]) -> RecentSignal | None:
+    """The signal by the trainer's figures of each step; `None`: it was not measured."""
+    found = [row for row in steps if row.get("gradient_signal") is not None and row.get("gradient_noise")][
+        -RECENT:
+    ]
+    if not found:
+        return None
+    signal, noise = (sum(row[name] for row in found) for name in ("gradient_signal", "gradient_noise"))
+    return RecentSignal(len(found), signal / noise, mean(row.get("tokens", 0) for row in found))
 
 
 @dataclass(frozen=True)
@@ -50,6 +84,7 @@ def judge_learning(steps: Sequence[Mapping[str, Any]], config: RunConfig) -> lis
         *_difficulty(silent, solved, config),
         *_shape(solved, config),
         *_rate(recent),
+        *_batch(recent_signal(steps)),
     ]
 
 
@@ -117,8 +152,11 @@ def _shape(solved: float | None, config: RunConfig) -> list[LearningFinding]:
 
 
 def _rate(recent: Sequence[Mapping[str, Any]]) -> list[LearningFinding]:
-    clipped = mean(row.get("clip_share") or 0.0 for row in recent)
-    gaps = [row["gap"] for row in recent if row.get("gap") is not None]
+    updated = [
+        row for row in recent if row.get("updates", 1)
+    ]  # a skipped step clips nothing, and says nothing
+    clipped = mean(row.get("clip_share") or 0.0 for row in updated) if updated else 0.0
+    gaps = [row["gap"] for row in updated if row.get("gap") is not None]
     if clipped < CLIPPED:
         return []
     return [
@@ -127,6 +165,31 @@ def _rate(recent: Sequence[Mapping[str, Any]]) -> list[LearningFinding]:
             f"{clipped:.0%} of the tokens were clipped; the engine's and the trainer's log-probabilities are "
             f"{mean(gaps) if gaps else 0.0:.3g} nats apart before a step",
             "lower training.learning_rate or training.epochs, or async_generation_ratio",
+        )
+    ]
+
+
+def _batch(found: RecentSignal | None) -> list[LearningFinding]:
+    if found is None or found.measured < MEASUREMENTS or ALL_NOISE <= found.ratio < LARGE_SIGNAL:
+        return []
+    figures = (
+        f"signal to noise {found.ratio:.3g} in batches of {found.tokens:,.0f} trained tokens, by the halves of "
+        f"{found.measured} of them"
+    )
+    if found.ratio >= LARGE_SIGNAL:
+        return [
+            LearningFinding(
+                "groups too many or too large",
+                figures,
+                f"smaller rollout_batch_size or group_size: {found.tokens_needed:,.0f} tokens have as much signal as noise",
+            )
+        ]
+    return [
+        LearningFinding(
+            "gradient mostly noise",
+            figures,
+            "larger rollout_batch_size, levels that teach (`task_sampler`), a running value "
+            "(training.advantage.options.kappa: 2), or a lower training.learning_rate",
         )
     ]
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from rollwright.config import RunConfig
 from rollwright.hardware import usable_cores
-from rollwright.observe.advice import RunSetup
+from rollwright.observe.advice import RunSetup, slots_of_policy
 from rollwright.observe.profile import Profile
 from rollwright.run.folder import ADDRESS, STORE
 
 
 def slots_of(config: RunConfig, found: Profile) -> int | None:
     """Concurrent calls of the engines inside the worker processes; `None` if the settings do not say."""
-    own = getattr(config.policy, "slots", None) or getattr(config.policy, "max_batch", None)
+    own = slots_of_policy(config.policy)
     return None if own is None else own * len(found.processes)
 
 

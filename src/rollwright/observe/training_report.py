@@ -15,6 +15,7 @@ from typing import Any
 
 from rollwright.errors import RollwrightError
 from rollwright.observe.plots import Points, whole_numbers
+from rollwright.observe.solved_boards import SolvedBoards, solved_boards
 from rollwright.run.folder import RunReader
 from rollwright.trajectory import Trajectory, Turn
 
@@ -61,6 +62,8 @@ class TrainingReport:
     """Solved share of each validation, by step."""
     standings: Sequence[Standing]
     pairs: Sequence[Pair]
+    solved: Sequence[SolvedBoards]
+    """Greedy play before and after, by tag; empty with one validation."""
     figures: Mapping[str, str]
     """Further figures, by name."""
     shown: str | None = None
@@ -75,6 +78,7 @@ def report_of(reader: RunReader, standings: Sequence[Standing] = ()) -> Training
         raise RollwrightError(
             f"{reader.path}: has no validation to report; set val_env_manager and eval_steps"
         )
+    before, after = _first_and_last(reader, validations)
     return TrainingReport(
         name=reader.title,
         sampled=[
@@ -84,7 +88,8 @@ def report_of(reader: RunReader, standings: Sequence[Standing] = ()) -> Training
         ],
         greedy=[(row["step"], share) for row in validations if (share := _solved(row)) is not None],
         standings=standings,
-        pairs=_pairs(reader, validations),
+        pairs=_pairs(before, after),
+        solved=solved_boards(before.values(), after.values()),
         figures=_figures(reader.summary() or {}, rows),
         shown=reader.shown_steps(),
     )
@@ -107,17 +112,26 @@ def _solved(row: Mapping[str, Any]) -> float | None:
     return sum(count * share for count, share in judged) / episodes if episodes else None
 
 
-def _pairs(reader: RunReader, validations: Sequence[Mapping[str, Any]]) -> list[Pair]:
+_Played = dict[tuple[str, int], Trajectory]
+"""Episodes of one validation by tag and level."""
+
+
+def _first_and_last(reader: RunReader, validations: Sequence[Mapping[str, Any]]) -> tuple[_Played, _Played]:
+    """Episodes of the first and the last validation; none with one validation."""
     first, last = set(validations[0]["groups"]), set(validations[-1]["groups"])
+    before: _Played = {}
+    after: _Played = {}
     if first == last:
-        return []
-    before: dict[tuple[str, int], Trajectory] = {}
-    after: dict[tuple[str, int], Trajectory] = {}
+        return before, after
     for each in reader.trajectories():
         if each.group_id in first:
             before[each.tag, each.seed] = each
         elif each.group_id in last:
             after[each.tag, each.seed] = each
+    return before, after
+
+
+def _pairs(before: _Played, after: _Played) -> list[Pair]:
     left = dict(SHOWN)
     chosen: dict[tuple[bool, bool], list[Pair]] = {kind: [] for kind in SHOWN}
     for level, earlier in before.items():
@@ -211,6 +225,8 @@ def _page(report: TrainingReport, curve: bytes) -> str:
     ]
     if report.standings:
         body += ["<h2>Levels solved</h2>", _standings(report.standings)]
+    if report.solved:
+        body += ["<h2>Distinct boards solved, greedy</h2>", _solved_boards(report.solved)]
     body.append("<h2>The run</h2>")
     if report.shown is not None:
         body.append(f"<p>{escape(report.shown)}</p>")
@@ -239,6 +255,31 @@ def _standings(standings: Iterable[Standing]) -> str:
     ]
     head = '<tr><th></th><th class="number">sampled</th><th class="number">greedy</th></tr>'
     return f"<table>{head}{''.join(rows)}</table>"
+
+
+def _solved_boards(solved: Iterable[SolvedBoards]) -> str:
+    heads = ("levels", "boards", "before", "after", "95 % interval")
+    head = "".join(f'<th class="number">{each}</th>' for each in heads)
+    rows = [
+        f"<tr><td>{escape(each.tag)}</td>{''.join(map(_number_cell, _boards_row(each)))}</tr>"
+        for each in solved
+    ]
+    return f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+
+
+def _boards_row(each: SolvedBoards) -> tuple[str, ...]:
+    return (str(each.levels), str(each.boards), *boards_solved(each))
+
+
+def _number_cell(text: str) -> str:
+    return f'<td class="number">{escape(text)}</td>'
+
+
+def boards_solved(each: SolvedBoards) -> tuple[str, str, str]:
+    """Shares before and after, and the interval, as text."""
+    found = each.interval
+    between = "–" if found is None else f"{100 * found.low:.1f} to {100 * found.high:.1f} %"
+    return _percent(each.before), _percent(each.after), between
 
 
 def _percent(share: float | None) -> str:

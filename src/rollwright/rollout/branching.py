@@ -1,9 +1,10 @@
 """Branch policies: how many answers each question of a tree gets. Each is made of its settings, `width` and `depth`.
 
 Always true: the numbers of answers to all questions of a level are fixed together, from what was played before, and before
-any answer of the level is sampled. What comes of the answers never changes them; only therefore is an estimate that averages
+any answer of the level is seen. What comes of the answers never changes them; only therefore is an estimate that averages
 over children unbiased. A policy may look at all questions of the level, because those are states that were reached, and
-given them the next answers are still drawn from the policy alone.
+given them the next answers are still drawn from the policy alone. It may look at a question's own distribution, too: an
+engine tells it with the first answer, but it depends on the question alone, whatever that answer is.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,6 +44,9 @@ class Node:
     """The turn before it, with the environment's answer; `None` at the first question."""
     before: Turn | None = None
     """The turn before `turn`."""
+    entropy: float | None = None
+    """Entropy of the distribution of the answer's first token, in nats. `None`: the policy did not ask, or the engine does not
+    tell."""
 
     @property
     def uncertainty(self) -> float | None:
@@ -52,12 +56,17 @@ class Node:
     @property
     def change(self) -> float | None:
         """Absolute difference of that to the turn before."""
-        now, then = _uncertainty(self.turn), _uncertainty(self.before)
-        return None if now is None or then is None else abs(now - then)
+        return _difference(_uncertainty(self.turn), _uncertainty(self.before))
+
+    @property
+    def entropy_change(self) -> float | None:
+        """Absolute difference of `entropy` to that of the question before."""
+        return _difference(self.entropy, None if self.turn is None else self.turn.entropy)
 
 
 class Branching(Protocol):
-    """Decides the number of answers to each question."""
+    """Decides the number of answers to each question. With a method `asks_entropy(depth)` that returns true, it gets nodes
+    with their `entropy`, where the engine tells it."""
 
     def level(self, nodes: Sequence[Node]) -> Sequence[Sequence[int]]:
         """For each live question of a level, in the order of the tree, the branch label of each of its answers; as many as
@@ -163,7 +172,7 @@ def expansion_plan(rules: RandomBranchConfig, depth: int, key: tuple[KeyPart, ..
 
 @dataclass(frozen=True)
 class Uncertainty(ByQuestion):
-    """More answers where the uncertainty of the model was high, or changed after an observation."""
+    """More answers where the model is unsure, or became more or less sure by an observation."""
 
     width: int
     depth: int
@@ -172,7 +181,13 @@ class Uncertainty(ByQuestion):
     def labels(self, node: Node) -> Sequence[int]:
         return (0,) * (self.width if node.depth < self.depth and self._unsure(node) else 1)
 
+    def asks_entropy(self, depth: int) -> bool:
+        """Whether the questions after so many turns need their entropy."""
+        return self.rules.of == "question" and self.width > 1 and depth < self.depth
+
     def _unsure(self, node: Node) -> bool:
+        if node.entropy is not None:
+            return node.entropy >= self.rules.threshold or (node.entropy_change or 0.0) >= self.rules.change
         if node.uncertainty is None:
             return node.turn is None
         return node.uncertainty >= self.rules.threshold or (node.change or 0.0) >= self.rules.change
@@ -207,6 +222,10 @@ def make_branching(rules: BranchConfig, width: int, depth: int) -> Branching:
     if isinstance(rules, OwnBranchConfig):
         return OwnBranching(width, depth, rules)
     return cast(Branching, BRANCH_POLICIES.find(rules.kind)(width, depth, rules))
+
+
+def _difference(now: float | None, then: float | None) -> float | None:
+    return None if now is None or then is None else abs(now - then)
 
 
 def _uncertainty(turn: Turn | None) -> float | None:

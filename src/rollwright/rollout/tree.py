@@ -2,7 +2,9 @@
 
 Always true: a tree grows level by level; before a level is sampled, every question's number of answers is fixed, in
 the order of the tree, so the same seed gives the same tree. The answers to one question are sampled together. A tree
-of width 1 is the chain, turn for turn. No other rollout ever waits for it.
+of width 1 is the chain, turn for turn. No other rollout ever waits for it. A branch policy that asks for the entropy of
+questions gets it with the first answer to each, before the number of further ones is fixed; the turn records it, so a
+resumed tree is decided from the record.
 
 A `Budget` limits how many branches are *started*; a started branch is played to its end, so every leaf has a real
 reward. A question always gets one answer, and more only while the budget has room. A copy of an environment is in the
@@ -10,13 +12,15 @@ same state as the original and shares nothing with it; a replayed copy is compar
 one that differs is discarded and counted.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from inspect import isawaitable
 from typing import NamedTuple
 
-from rollwright.agents import OutOfRoom, Phase, Session, bounded
+from rollwright.agents import OutOfRoom, Phase, Session, SiblingCalls, bounded
 from rollwright.aio import together
 from rollwright.engines.base import Policy
 from rollwright.envs.base import Env, Forkable, Step, can_fork
@@ -24,6 +28,8 @@ from rollwright.rollout.branching import TRUNK, Branching, Node
 from rollwright.rollout.episode import EpisodeSettings, end_of, too_old
 from rollwright.rollout.filters import stops
 from rollwright.trajectory import Boundary, Outcome, StopReason, Trajectory, Turn, leaves, path
+
+logger = logging.getLogger(__name__)
 
 
 class BudgetUnit(StrEnum):
@@ -222,7 +228,28 @@ class _Growth:
 
     async def grow_level(self, live: Sequence[Branch], depth: int, ended: int) -> list[Branch]:
         """Grows each live branch by one turn; returns the branches, in the order of the tree."""
-        asked = self.tree.branching.level([self._node(branch, depth) for branch in live])
+        asks = getattr(self.tree.branching, "asks_entropy", None)
+        if asks is None or not asks(depth):
+            return await self._answer_level(live, [None] * len(live), depth, ended)
+        begun: list[SiblingCalls | None] = []
+        try:
+            # One by one in the order of the tree, so that turns of equal trees have equal numbers; sampled together.
+            begun += [self._calls(branch, notes_entropy=True) for branch in live]
+            await together(each.begin() for each in begun if each is not None)
+            if any(each is not None and each.entropy is None for each in begun):
+                _tell_missing_entropy(type(self.session.policy_of("agent")).__name__)
+            return await self._answer_level(live, begun, depth, ended)
+        finally:
+            for each in begun:
+                if each is not None:
+                    each.close()
+
+    async def _answer_level(
+        self, live: Sequence[Branch], begun: Sequence[SiblingCalls | None], depth: int, ended: int
+    ) -> list[Branch]:
+        asked = self.tree.branching.level(
+            [self._node(branch, depth, calls) for branch, calls in zip(live, begun, strict=True)]
+        )
         granted: list[Sequence[int]] = []
         for place, labels in enumerate(asked):
             given = sum(map(len, granted))
@@ -232,28 +259,41 @@ class _Growth:
             granted.append(labels[:count])
         replayed = self.copies.replayed_steps
         grown = await together(
-            self._grow(branch, labels) for branch, labels in zip(live, granted, strict=True)
+            self._grow(branch, labels, calls)
+            for branch, labels, calls in zip(live, granted, begun, strict=True)
         )
         self.budget.spend(tool_calls=self.copies.replayed_steps - replayed)
         return [branch for branches in grown for branch in branches]
 
-    def _node(self, branch: Branch, depth: int) -> Node:
+    def _calls(self, branch: Branch, *, notes_entropy: bool = False) -> SiblingCalls | None:
+        """The answers to the branch's next question, none of them sampled yet; `None`: there is no room for one."""
+        try:
+            messages, continues = self.settings.agent.ask(self.session, branch.env, branch.turn)
+        except OutOfRoom:
+            return None
+        return self.session.siblings(
+            messages, continues=continues, after=branch.turn, env=branch.env, notes_entropy=notes_entropy
+        )
+
+    def _node(self, branch: Branch, depth: int, calls: SiblingCalls | None) -> Node:
         turns = self.session.trajectory.turns
         turn = branch.turn
         before = None if turn is None or turn.after is None else turns[turn.after]
-        return Node(depth, branch.label, self.session.key, turn, before)
+        entropy = None if calls is None else calls.entropy
+        return Node(depth, branch.label, self.session.key, turn, before, entropy)
 
-    async def _grow(self, branch: Branch, labels: Sequence[int]) -> list[Branch]:
-        session, settings = self.session, self.settings
-        trajectory, last = session.trajectory, branch.turn
+    async def _grow(self, branch: Branch, labels: Sequence[int], begun: SiblingCalls | None) -> list[Branch]:
+        """Grows a branch by the answers to its next question, some of which may be sampled already."""
+        session, last = self.session, branch.turn
+        trajectory = session.trajectory
         played = [] if last is None else path(trajectory.turns, last.id)
         with session.waiting(Phase.ENVIRONMENT, "copy"):
             envs = await self.copies.make(branch.env, trajectory, played, len(labels))
+        calls = begun or self._calls(branch)
         try:
-            messages, continues = settings.agent.ask(session, branch.env, last)
-            turns = await session.generate_siblings(
-                messages, len(envs), continues=continues, after=last, env=branch.env
-            )
+            if calls is None:
+                raise OutOfRoom
+            turns = await calls.finish(len(envs))
         except OutOfRoom:
             return [branch._replace(end=StopReason.MAX_LENGTH)]
         self.merged += len(envs) - len(turns)
@@ -292,6 +332,16 @@ class _Growth:
         }
         metrics = self.session.trajectory.metrics
         metrics.update({name: float(value) for name, value in figures.items() if value})
+
+
+@cache
+def _tell_missing_entropy(policy: str) -> None:
+    """Says once for each kind of policy that questions are judged by the turns before them."""
+    logger.warning(
+        "strategy.branch uncertainty: %s tells no likeliest tokens; the -log p of the turn before a question counts instead of "
+        "the question's entropy",
+        policy,
+    )
 
 
 def _stop(ends: Sequence[StopReason]) -> StopReason:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from rollwright.hardware import choose_batch
 from rollwright.run.folder import RunFolder
 from rollwright.run.statistics import activity_row, ledger_row
 
@@ -108,7 +109,7 @@ def describe_run(run: "Run") -> dict[str, Any]:
         "version": run.policy.version,
         "inflight": activity.inflight,
         "most_inflight": run.workers.most_inflight,
-        "slots": getattr(run.config.policy, "slots", None) or getattr(run.config.policy, "max_batch", None),
+        "slots": _slots(run.config.policy),
         "waiting": {str(phase): count for phase, count in activity.waiting_on().items()},
         "episodes": activity.episodes(MOST_EPISODES),
         "activity": activity_row(activity),
@@ -126,3 +127,11 @@ def read_live(run: Path) -> dict[str, Any] | None:
     except (OSError, msgspec.MsgspecError):
         return None
     return content if isinstance(content, dict) and isinstance(content.get("time"), int | float) else None
+
+
+def _slots(policy: object) -> int | None:
+    """Concurrent calls of an engine in the worker's process; `None`: the settings do not say."""
+    if (found := getattr(policy, "slots", None)) is not None:
+        return int(found)
+    batch = getattr(policy, "max_batch", None)
+    return None if batch is None else choose_batch(batch)

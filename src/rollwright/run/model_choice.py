@@ -20,7 +20,14 @@ from typing import TypeVar
 from rollwright.config import RunConfig
 from rollwright.engines.settings import TorchPolicyConfig
 from rollwright.errors import ConfigError, RollwrightError
-from rollwright.hardware import WORKERS_VARIABLE, device_name, free_device_memory, is_out_of_memory
+from rollwright.hardware import (
+    WORKERS_VARIABLE,
+    choose_batch,
+    choose_dtype,
+    device_name,
+    free_device_memory,
+    is_out_of_memory,
+)
 from rollwright.models.catalogue import CATALOGUE, is_fetched, model_folder
 from rollwright.models.fetching import fetch
 from rollwright.models.hub import DownloadError, DownloadRules, download, is_hub_name, local_copy
@@ -45,10 +52,11 @@ def memory_need(config: RunConfig, model: str) -> MemoryNeed | None:
     shape = shape_of(model, model_place(model))
     if shape is None:
         return None
-    in_flight = config.max_inflight or config.batch_size or policy.max_batch
+    batch = choose_batch(policy.max_batch)
+    in_flight = config.max_inflight or config.batch_size or batch
     use = Use(
-        dtype=policy.dtype,
-        concurrent=min(policy.max_batch, in_flight),
+        dtype=choose_dtype(policy.dtype),
+        concurrent=min(batch, in_flight),
         length=config.sequence_length,
         cache_bytes=policy.prefix_cache_mb * 1_000_000,
         train_tokens=0 if training is None else training.tokens_per_micro_batch,

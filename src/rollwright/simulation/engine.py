@@ -269,6 +269,7 @@ class SimulatedEngine:
             prompt_tokens=prompt_tokens,
             completion_tokens=tokens,
             checked=True,  # right by construction
+            entropy=choice.entropy if sampling.top_logprobs else None,
         )
 
     def _version_at(self, time: float) -> int:

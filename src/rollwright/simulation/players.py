@@ -6,6 +6,7 @@ as a whole: the first token carries it and the others have 0, so the sum over th
 applied, because an answer is a whole turn.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import log
@@ -31,6 +32,8 @@ class Choice(NamedTuple):
     """Log-probability of the whole text under the sampling settings of the call."""
     whole: bool = False
     """Whether nothing may stand in front of it: a script's answer, or one under an output format."""
+    entropy: float | None = None
+    """Entropy of the choice in nats, if the call asked for alternatives; `None`: unknown."""
 
 
 class Player(Protocol):
@@ -85,9 +88,12 @@ class SkilledPlayer:
             action = actions[drawn.pick % len(actions)] if actions else ""
         text = env.answer(action)
         if sampling.temperature == 0:
-            return Choice(text, 0.0)
+            return Choice(text, 0.0, entropy=0.0)
         at_random = actions.count(action) / len(actions) if actions else float(action == "")
-        return Choice(text, log((1 - skill) * at_random + (skill if action == best else 0.0)))
+        logprob = log((1 - skill) * at_random + (skill if action == best else 0.0))
+        if not sampling.top_logprobs:
+            return Choice(text, logprob)
+        return Choice(text, logprob, entropy=_choice_entropy(actions, best, skill))
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         choice = self.choose(prompt, sampling)
@@ -103,6 +109,7 @@ class SkilledPlayer:
             finish=finish,
             prompt_tokens=len(prompt.ids) if prompt.ids is not None else 0,
             completion_tokens=len(ids),
+            entropy=choice.entropy if sampling.top_logprobs else None,
         )
 
     async def close(self) -> None:
@@ -123,6 +130,14 @@ class OraclePlayer(SkilledPlayer):
 
     skill: float = field(default=1.0, init=False)
     name: ClassVar[str] = "oracle player"
+
+
+def _choice_entropy(actions: Sequence[str], best: str | None, skill: float) -> float:
+    """Entropy in nats of playing `best` with probability `skill`, otherwise any of `actions`."""
+    shares = {each: (1 - skill) * actions.count(each) / len(actions) for each in actions} or {"": 1 - skill}
+    if best is not None:
+        shares[best] = shares.get(best, 0.0) + skill
+    return -sum(share * log(share) for share in shares.values() if share > 0)
 
 
 def cut_to(text: str, ids: TokenIds, max_tokens: int) -> tuple[str, TokenIds, FinishReason]:

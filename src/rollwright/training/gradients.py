@@ -28,6 +28,7 @@ from rollwright.training.prefixes import Bundle
 from rollwright.training.ranks.collective import Ranks
 from rollwright.training.ranks.dealing import deal, imbalance
 from rollwright.training.settings import LossSettings, Ratio
+from rollwright.training.signal import SplitHalf
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,12 @@ def add_gradients(
     critic: Critic | None = None,
     seed: int = 0,
     on_progress: Callable[[], None] = lambda: None,
+    split: SplitHalf | None = None,
 ) -> TokenTally:
     """Adds the gradient of the loss of `rows` to the model's parameters. `on_progress` is called after every micro-batch.
 
     `critic`: adds the loss of the model's value head; rows then have values and returns. `seed`: for losses that choose tokens
-    at random. A row without an advantage counts in the divisor of the loss, but is not computed if its gradient is 0.
+    at random. `split`: the rows of its first half go first, and it notes their gradient. A row without an advantage counts in the divisor of the loss, but is not computed if its gradient is 0.
     """
     coefficients = token_coefficients(rows, settings)
     every = critic is not None or not settings.only_advantages
@@ -200,8 +202,17 @@ def add_gradients(
         tally.add(batch, length, loss, terms, new, entropy, value_terms)
         on_progress()
 
-    joined = bundle_rows(rows, moving, tokens_per_micro_batch, model.tokens_per_pair)
-    tally.imbalance = run_passes(model, joined, tokens_per_micro_batch, add, gradients=True)
+    def add_rows(chosen: Sequence[int]) -> None:
+        if chosen:
+            joined = bundle_rows(rows, chosen, tokens_per_micro_batch, model.tokens_per_pair)
+            tally.imbalance = run_passes(model, joined, tokens_per_micro_batch, add, gradients=True)
+
+    if split is None:
+        add_rows(moving)
+    else:
+        add_rows([place for place in moving if place in split.first])
+        split.note_first()
+        add_rows([place for place in moving if place not in split.first])
     return tally.reduced(model.ranks)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rollwright.errors import ConfigError
 from rollwright.training.prefixes import Bundle, Joining, Member, bundle, separate
 from rollwright.training.rows import NotTrainable, Row
 from rollwright.trajectory import MIN_TEMPERATURE, NO_TEMPERATURE, TokenIds
@@ -44,6 +45,7 @@ class PackedRow:
     """The critic's values of the states before the trained tokens, before the step; `None` without a critic."""
     returns: Tensor | None = None
     """Targets of these values."""
+    group_id: str = ""
 
     @property
     def length(self) -> int:
@@ -56,6 +58,7 @@ def pack(row: Row, temperature: float = 1.0) -> PackedRow:
     ids = torch.frombuffer(row.token_ids, dtype=torch.int32).long()
     return PackedRow(
         rollout_id=row.rollout_id,
+        group_id=row.group_id,
         inputs=ids[: int(trained[-1])],
         places=trained - 1,
         targets=ids[trained],
@@ -81,6 +84,17 @@ def _temperatures(row: Row, trained: Tensor, own: float) -> Tensor:
             f"{MIN_TEMPERATURE:g} or more"
         )
     return found
+
+
+def check_ids(rows: Sequence[PackedRow], vocabulary: int) -> None:
+    """Refuses rows with a token id that a model of this vocabulary does not have."""
+    for row in rows:
+        highest = max(int(row.inputs.max()), int(row.targets.max()))
+        if highest >= vocabulary:
+            raise ConfigError(
+                f"rollout {row.rollout_id}: token id {highest}, but the model has {vocabulary}; "
+                "rollouts and trainer need the same model"
+            )
 
 
 def scoring_row(prompt: TokenIds, sampled: TokenIds, temperature: float) -> PackedRow:

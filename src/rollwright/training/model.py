@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rollwright.errors import ConfigError
-from rollwright.hardware import pick_device
+from rollwright.hardware import choose_dtype, pick_device
 from rollwright.training.branch_attention import tokens_per_pair
 from rollwright.training.micro_batches import MicroBatch
 from rollwright.training.ranks.collective import ALONE, Ranks
@@ -69,7 +69,7 @@ class TrainedModel:
     ) -> None:
         self.device = pick_device(settings.device)
         self.base = model.to(self.device)  # type: ignore[arg-type]
-        self._bfloat16 = settings.dtype == "bfloat16"
+        self._bfloat16 = choose_dtype(settings.dtype) == "bfloat16"
         if self._bfloat16:
             check_bfloat16(self.device)
         self._head = _head(self.base)

@@ -61,6 +61,11 @@ class StepReport:
     """Number of trained tokens by their age in versions, relative to the weights before the step."""
     grad_norm: float = 0.0
     """Gradient norm before clipping; mean over the updates."""
+    gradient_signal: float | None = None
+    """Squared norm of the expected gradient of the first update, by its two halves; may be negative by chance. `None`: not
+    measured in this step. Average it over steps before it is divided by the noise."""
+    gradient_noise: float | None = None
+    """Squared norm of what the first update's gradient differs from it, as expected."""
     learning_rate: float = 0.0
     """Learning rate of the last update."""
     rollouts: int = 0

@@ -288,8 +288,8 @@ class TrainerSettings(Settings):
     """Seconds that ranks wait for each other; after them, or when a rank dies, all ranks end."""
     rank_restarts: NonNegativeInt = 3
     """Restarts of lost ranks, from the last checkpoint, without a finished step between them; after them the run ends."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of activations."""
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    """Data type of activations. `auto`: bfloat16 where it is faster, measured once for each machine."""
     device: Device = "auto"
     """Device of the trainer: `cpu`, `mps`, `cuda`, `cuda:1` … or `auto`. The variable `CPU_ONLY` takes precedence."""
     max_logprob_gap: PositiveFloat = 0.5
@@ -297,6 +297,9 @@ class TrainerSettings(Settings):
     skipped."""
     max_skips_in_a_row: PositiveInt = 3
     """Consecutive steps skipped for `loss is not finite` or `log-probability gap` after which training stops."""
+    signal_steps: NonNegativeInt = 10
+    """Steps from one measurement of the gradient's signal and noise to the next, by its two halves; 0: none. Not with several
+    ranks."""
 
     @property
     def updates_per_step(self) -> int:

@@ -31,13 +31,14 @@ from rollwright.training.checkpoints import (
 from rollwright.training.critic import Critic, explained_variance
 from rollwright.training.gradients import BeforeStep, TokenTally, add_gradients, logprobs_of_rows
 from rollwright.training.losses import check_loss
-from rollwright.training.micro_batches import MicroBatch, PackedRow, pack, scoring_row
+from rollwright.training.micro_batches import MicroBatch, PackedRow, check_ids, pack, scoring_row
 from rollwright.training.model import TrainedModel
 from rollwright.training.ranks.collective import ALONE, Ranks
 from rollwright.training.report import Skip, StepReport, batch_figures, silent_share
 from rollwright.training.row_memory import memory_for_rows
 from rollwright.training.rows import Row
 from rollwright.training.settings import TrainerSettings as TrainerSettings
+from rollwright.training.signal import GradientSignal, SplitHalf, split_half
 from rollwright.training.trained_state import TrainedState, restore_random_states
 from rollwright.training.update_figures import skip_advice, staleness, update_figures
 from rollwright.trajectory import MIN_TEMPERATURE, Floats, TokenIds, floats
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _T = TypeVar("_T")
+_Updates = tuple[list[TokenTally], list[float], Skip | None, GradientSignal | None]
+"""Tallies, gradient norms, why the last update was skipped, and the signal of the first one if it was measured."""
 
 
 class TrainingStopped(RollwrightError):
@@ -115,9 +118,10 @@ class Trainer:
         idle = sum(not row.advantages.any() for row in packed) if may_idle else 0
         if not packed or idle == len(packed):
             return self._skip(Skip.NO_ADVANTAGE if packed else Skip.EMPTY, known, began)
-        self._check_ids(packed)
+        check_ids(packed, self._model.vocabulary)
         self._check_lengths(packed)
-        tallies, norms, why = self._updates(packed)
+        tallies, norms, why, found = self._updates(packed)
+        known |= {} if found is None else {"gradient_signal": found.signal, "gradient_noise": found.noise}
         known |= {"rows_without_gradient": idle, "updates": len(norms), **update_figures(tallies, norms)}
         known["value_explained"] = explained_variance(packed)
         if why is not None:
@@ -125,15 +129,19 @@ class Trainer:
         self._skips_in_a_row = 0
         return self._report(known, began)
 
-    def _updates(self, packed: Sequence[PackedRow]) -> tuple[list[TokenTally], list[float], Skip | None]:
-        """Runs the updates of a step up to the first one that is skipped; returns tallies, gradient norms and the reason."""
+    def _updates(self, packed: Sequence[PackedRow]) -> _Updates:
+        """Runs the updates of a step up to the first one that is skipped."""
         before = self._before(packed)
+        signal: GradientSignal | None = None
         tallies: list[TokenTally] = []
         norms: list[float] = []
         for chosen in list(self._mini_batches(packed)):
             rows = [packed[place] for place in chosen]
             own = BeforeStep(_chosen(before.proximal, chosen), _chosen(before.reference, chosen))
-            tally = self._gradients(rows, own)
+            split = None if tallies or not self._measures_signal else split_half(rows, self._parameters)
+            tally = self._gradients(rows, own, split)
+            if split is not None and tally.micro_batches:
+                signal = split.finish()
             if not tally.micro_batches:
                 continue  # no row of this mini-batch has a gradient
             tallies.append(tally)
@@ -145,8 +153,14 @@ class Trainer:
                 norms.append(norm)
             self._optimizer.zero_grad(set_to_none=True)
             if why is not None:
-                return tallies, norms, why
-        return tallies, norms, None
+                return tallies, norms, why, signal
+        return tallies, norms, None, signal
+
+    @property
+    def _measures_signal(self) -> bool:
+        # Ranks sum up their gradients at the end of all passes, so with several there is no gradient of a half.
+        every = self.settings.signal_steps
+        return every > 0 and self.version % every == 0 and self.ranks.size == 1
 
     def _reason_to_skip(self, tally: TokenTally, norm: float, *, first: bool) -> Skip | None:
         if not math.isfinite(tally.loss) or not math.isfinite(norm):
@@ -198,7 +212,9 @@ class Trainer:
             reference=score(model.reference_logprobs, reference=True) if loss.kl_coefficient else None,
         )
 
-    def _gradients(self, rows: Sequence[PackedRow], before: BeforeStep) -> TokenTally:
+    def _gradients(
+        self, rows: Sequence[PackedRow], before: BeforeStep, split: SplitHalf | None = None
+    ) -> TokenTally:
         def gather(budget: int) -> TokenTally:
             self._optimizer.zero_grad(set_to_none=True)
             return add_gradients(
@@ -210,6 +226,7 @@ class Trainer:
                 critic=self._critic(),
                 seed=rng.seed("loss", self._seed, self.updates),
                 on_progress=self.on_progress,
+                split=split,
             )
 
         return self._within_memory(rows, gather)
@@ -258,16 +275,6 @@ class Trainer:
             for number in range(min(count, len(rollouts))):
                 yield [place for place, row in enumerate(packed) if part[row.rollout_id] == number]
 
-    def _check_ids(self, packed: Sequence[PackedRow]) -> None:
-        vocabulary = self._model.vocabulary
-        for row in packed:
-            highest = max(int(row.inputs.max()), int(row.targets.max()))
-            if highest >= vocabulary:
-                raise ConfigError(
-                    f"rollout {row.rollout_id}: token id {highest}, but the model has {vocabulary}; "
-                    "rollouts and trainer need the same model"
-                )
-
     def _check_lengths(self, packed: Sequence[PackedRow]) -> None:
         """Refuses a row that no rank can compute; rows that a micro-batch has room for are not looked at."""
         longest = max(packed, key=lambda row: row.length)
@@ -309,7 +316,7 @@ class Trainer:
         """For each prompt and continuation, the log-probabilities of the continuation's ids under the current weights and
         the trainer's temperature."""
         rows = [scoring_row(prompt, sampled, self._temperature) for prompt, sampled in sequences]
-        self._check_ids(rows)
+        check_ids(rows, self._model.vocabulary)
         model = self._model
         found = self._within_memory(
             rows,
@@ -329,7 +336,7 @@ class Trainer:
         if self.settings.critic is None:
             raise ConfigError("training.critic: is not set, so there are no values")
         packed = [pack(row, self._temperature) for row in rows]
-        self._check_ids(packed)
+        check_ids(packed, self._model.vocabulary)
         model = self._model
         found = self._within_memory(
             packed,

@@ -214,6 +214,9 @@ class Turn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     """Reasoning reported by a text API beside the text; with ids, it is parsed from these instead."""
     policy: str = ""
     """Name, among `policies`, of the policy that answered in place of the agent's own; empty: its own did."""
+    entropy: float | None = None
+    """Entropy of the question, in nats: that of the distribution of the answer's first token. `None`: no branch policy asked,
+    or the engine does not tell."""
 
     @property
     def usage(self) -> TokenUsage:

@@ -62,12 +62,24 @@ def likeliest(
     if temperature == 0:
         (best,), (certain,) = _greedy(logits.float()[None])
         return (TokenAlternative(best, certain),)
+    logprobs = _sampled_from(logits, temperature, top_p)
+    values, ids = logprobs.topk(min(count, logprobs.shape[-1]))
+    found = zip(ids.tolist(), values.tolist(), strict=True)
+    return tuple(TokenAlternative(id, value) for id, value in found if math.isfinite(value))
+
+
+def entropy(logits: torch.Tensor, temperature: float, top_p: float) -> float:
+    """Entropy of one row of the distribution that is sampled from, in nats."""
+    if temperature == 0:
+        return 0.0
+    return float(torch.special.entr(_sampled_from(logits, temperature, top_p).exp()).sum())
+
+
+def _sampled_from(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
     logprobs = torch.log_softmax(logits.float()[None] / temperature, dim=-1)
     if top_p < 1:
         logprobs = nucleus(logprobs, torch.tensor([top_p], dtype=torch.float64, device=logits.device))
-    values, ids = logprobs[0].topk(min(count, logprobs.shape[-1]))
-    found = zip(ids.tolist(), values.tolist(), strict=True)
-    return tuple(TokenAlternative(id, value) for id, value in found if math.isfinite(value))
+    return logprobs[0]
 
 
 def _greedy(logits: torch.Tensor) -> tuple[list[int], list[float]]:
@@ -175,6 +187,8 @@ class Batcher:
                 if call.top_logprobs:
                     told = likeliest(logits[row], call.temperature, call.top_p, call.top_logprobs)
                     call.alternatives.append(told)
+                    if not call.logprobs:
+                        call.entropy = entropy(logits[row], call.temperature, call.top_p)
                 call.append(token, logprob, version)
                 self._counters.sampled_tokens += 1
             else:

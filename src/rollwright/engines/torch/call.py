@@ -63,6 +63,8 @@ class GenerationCall:
     logprobs: Floats = field(default_factory=floats)
     alternatives: list[tuple[TokenAlternative, ...]] = field(default_factory=list)
     """Of each sampled token, if they were asked for."""
+    entropy: float | None = None
+    """Of the distribution of the first token, if alternatives were asked for."""
     versions: list[VersionRun] = field(default_factory=list)
     finish: FinishReason | None = None
     """`None` while it is being served."""

@@ -42,6 +42,7 @@ from rollwright.engines.torch.rows import LoneRows, ModelRows, SharedRows
 from rollwright.engines.torch.worker import Update, Worker, read_weights
 from rollwright.errors import ConfigError
 from rollwright.forks import bind_to_process
+from rollwright.hardware import choose_batch, choose_dtype
 from rollwright.rng import digest
 from rollwright.trajectory import FinishReason
 
@@ -78,7 +79,7 @@ class TorchPolicy:
             rows = LoneRows(
                 model,
                 self.counters,
-                max_rows=settings.max_batch,
+                max_rows=choose_batch(settings.max_batch),
                 tokens_per_step=tokens_per_step,
                 cache_bytes=cache_bytes,
             )
@@ -86,7 +87,7 @@ class TorchPolicy:
             rows = SharedRows(
                 model,
                 self.counters,
-                max_rows=settings.max_batch,
+                max_rows=choose_batch(settings.max_batch),
                 tokens_per_step=tokens_per_step,
                 prefix_bytes=min(settings.prefix_cache_mb * 1_000_000, cache_bytes or sys.maxsize),
                 cache_bytes=cache_bytes,
@@ -136,6 +137,7 @@ class TorchPolicy:
             prompt_tokens=call.prompt_tokens,
             completion_tokens=len(sampled),
             alternatives=tuple(call.alternatives),
+            entropy=call.entropy,
         )
 
     async def update_weights(self, weights: Weights, mode: UpdateMode) -> None:
@@ -206,7 +208,12 @@ def load_policy(
         settings = TorchPolicyConfig(model=str(settings))
     tokenizer: Any = load_tokenizer(settings.model)
     renderer = make_renderer(tokenizer, settings.renderer)
-    model = load_model(settings.model, dtype=settings.dtype, device=settings.device, threads=settings.threads)
+    model = load_model(
+        settings.model,
+        dtype=choose_dtype(settings.dtype),
+        device=settings.device,
+        threads=settings.threads,
+    )
     return TorchPolicy(model, renderer, settings, cache_bytes=cache_bytes, version=version)
 
 

@@ -4,21 +4,21 @@ Start and goal are random cells, and on ice that is not slippery the goal is rea
 slippery ice each slip depends on (seed, step) alone, so an episode is still a function of its seed and answers, and a fork
 slips exactly like the original.
 
-A lake's part (`rollwright.envs.splits`) depends on its holes and goal, not on its start.
+A lake's part (`rollwright.envs.splits`) depends on its holes and goal, not on its start; with `split: structure`, on its
+holes, and on its start and goal.
 
 Levels do not come from Gymnasium's generator, because it always starts in one corner and ends in the opposite one, and its
 random stream may change with the numpy version.
 """
 
-from functools import cache
-from random import Random
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
 from rollwright import rng
 from rollwright.envs.games.grid_game import DEFAULT_MAX_STEPS, GridGame, Move
 from rollwright.envs.parsing import ANSWER_PATTERN
-from rollwright.envs.splits import Part, part_of, views
+from rollwright.envs.splits import Part, Split, part_of, structural_part, views, well_spaced
 from rollwright.errors import ConfigError
 
 FORMAT_PENALTY = -0.01
@@ -29,6 +29,9 @@ PLAYER, ICE, HOLE, GOAL, PLAYER_IN_HOLE, PLAYER_ON_GOAL = "P_OGX√"
 _MAX_TRIES = 10_000
 """Far more tries than any feasible combination of options needs (the defaults need 1.1 on average)."""
 
+_STRUCTURES = 100
+"""Factor of that for a split by structure: of the lakes of 4x4 cells, one in 32 has holes that are well spaced."""
+
 
 class Lake(NamedTuple):
     """A level. Cells are numbered row by row."""
@@ -37,10 +40,82 @@ class Lake(NamedTuple):
     goal: int
     holes: frozenset[int]
 
-    def part(self, size: int) -> Part:
-        """`HELD_OUT` or `TRAIN`, by holes and goal, invariant under the eight symmetries of the square."""
+    def part(self, size: int, split: Split = Split.BOARD) -> Part | None:
+        """`HELD_OUT` or `TRAIN`, invariant under the eight symmetries of the square: by holes and goal, or by structure, and
+        then `None` for a lake of neither part."""
+        if split is Split.STRUCTURE:
+            return structural_part("frozen lake", size, self.holes, self.start, self.goal)
         seen = views(size, size, (self.goal,), self.holes)
         return part_of("frozen lake", (f"{size} {view}" for view in seen))
+
+    def straight_distance(self, size: int) -> int:
+        """Actions from start to goal if there were no holes."""
+        (row, column), (to_row, to_column) = divmod(self.start, size), divmod(self.goal, size)
+        return abs(to_row - row) + abs(to_column - column)
+
+
+class LakeRules(NamedTuple):
+    """The options that a level is drawn by."""
+
+    size: int
+    p: float
+    min_distance: int
+    max_steps: int
+    part: Part
+    split: Split
+    needs_detour: bool
+
+    def has(self, lake: Lake) -> bool:
+        """Whether the lake is of the part."""
+        return self.part is Part.ALL or self.part is lake.part(self.size, self.split)
+
+
+@lru_cache(maxsize=4096)
+def draw_lake(rules: LakeRules, seed: int) -> Lake:
+    """The level of a seed. It is kept, because the members of a group and later validations ask for the same ones."""
+    drawn, cells = rng.generator("frozen lake", seed), range(rules.size**2)
+    by_structure = rules.split is Split.STRUCTURE and rules.part is not Part.ALL
+    for _ in range(_MAX_TRIES * (_STRUCTURES if by_structure else rules.part.one_in)):
+        holes = frozenset(cell for cell in cells if drawn.random() >= rules.p)
+        if by_structure and not well_spaced(holes, rules.size):
+            continue
+        ice = [cell for cell in cells if cell not in holes]
+        if len(ice) < 2:
+            continue
+        start = ice.pop(int(drawn.random() * len(ice)))
+        lake = Lake(start, ice[int(drawn.random() * len(ice))], holes)
+        if by_structure and not rules.has(lake):
+            continue  # before a way is looked for, which takes longer
+        way = shortest_path(lake, rules.size, start, rules.max_steps)
+        if way is None or len(way) < rules.min_distance:
+            continue
+        if rules.needs_detour and len(way) == lake.straight_distance(rules.size):
+            continue
+        if rules.has(lake):
+            return lake
+    raise ConfigError(
+        f"FrozenLake: found no level with size={rules.size}, p={rules.p}, min_distance={rules.min_distance}, "
+        f"max_steps={rules.max_steps}, part={rules.part}, split={rules.split}, needs_detour={rules.needs_detour}; "
+        "lower min_distance, or raise p or max_steps"
+    )
+
+
+def shortest_path(lake: Lake, size: int, start: int, limit: int) -> tuple[int, ...] | None:
+    """Directions of a shortest path to the goal; `None`: it has more than `limit` steps."""
+    neighbours = _neighbours(size)
+    ways: dict[int, tuple[int, ...]] = {start: ()}
+    layer = [start]
+    for _ in range(limit):
+        reached = []
+        for cell in layer:
+            for direction, to in enumerate(neighbours[cell]):
+                if to == lake.goal:
+                    return (*ways[cell], direction)
+                if to not in ways and to not in lake.holes:
+                    ways[to] = (*ways[cell], direction)
+                    reached.append(to)
+        layer = reached
+    return None
 
 
 class FrozenLake(GridGame):
@@ -70,6 +145,8 @@ class FrozenLake(GridGame):
         is_slippery: bool = False,
         min_distance: int = 1,
         part: str = "all",
+        split: str = "board",
+        needs_detour: bool = False,
         board: str | None = None,
         max_steps: int = DEFAULT_MAX_STEPS,
         format_penalty: float = FORMAT_PENALTY,
@@ -77,7 +154,8 @@ class FrozenLake(GridGame):
         answer_template: str | None = None,
     ) -> None:
         """`p` is the probability of ice, `min_distance` the least number of actions from start to goal, `part` the set
-        of lakes that levels are drawn from (`all`, `train` or `held_out`), and `board` a fixed level as text."""
+        of lakes that levels are drawn from (`all`, `train` or `held_out`), `split` how lakes are parted (by `board` or by
+        `structure`), and `board` a fixed level as text. With `needs_detour` no level has a way as short as without holes."""
         super().__init__(max_steps, format_penalty, action_pattern, answer_template)
         if size < 2:
             raise ConfigError(f"size must be 2 or more, got {size}")
@@ -85,13 +163,13 @@ class FrozenLake(GridGame):
             raise ConfigError(f"p must be above 0 and at most 1, got {p}")
         if not 1 <= min_distance <= max_steps:
             raise ConfigError(f"min_distance must be from 1 to max_steps ({max_steps}), got {min_distance}")
-        self._part = Part.parse(part)
         self._fixed = None if board is None else read_lake(board)
         self._size = size if board is None else len(board.split())
-        self._p = p
         self._is_slippery = is_slippery
-        self._min_distance = min_distance
         self._neighbours = _neighbours(self._size)
+        self._rules = LakeRules(
+            self._size, p, min_distance, max_steps, Part.parse(part), Split.parse(split), needs_detour
+        )
 
     @property
     def rules(self) -> str:
@@ -109,48 +187,12 @@ class FrozenLake(GridGame):
 
     def _load_level(self, seed: int) -> None:
         self._seed = seed
-        self._lake = self._fixed or self._draw_lake(rng.generator("frozen lake", seed))
+        self._lake = self._fixed or draw_lake(self._rules, seed)
         self._player = self._lake.start
-
-    def _draw_lake(self, rng: Random) -> Lake:
-        cells = range(self._size**2)
-        for _ in range(_MAX_TRIES * self._part.one_in):
-            holes = frozenset(cell for cell in cells if rng.random() >= self._p)
-            ice = [cell for cell in cells if cell not in holes]
-            if len(ice) < 2:
-                continue
-            start = ice.pop(int(rng.random() * len(ice)))
-            lake = Lake(start, ice[int(rng.random() * len(ice))], holes)
-            way = self._shortest_path(lake, start, self._max_steps)
-            if way is None or len(way) < self._min_distance:
-                continue
-            if self._part in (Part.ALL, lake.part(self._size)):
-                return lake
-        raise ConfigError(
-            f"FrozenLake: found no level with size={self._size}, p={self._p}, "
-            f"min_distance={self._min_distance}, max_steps={self._max_steps}, part={self._part}; "
-            "lower min_distance, or raise p or max_steps"
-        )
 
     def _slip(self, step: int) -> int:
         """Quarter turns by which the action at `step` slips: -1, 0 or 1."""
         return rng.digest("frozen lake slip", self._seed, step) % 3 - 1 if self._is_slippery else 0
-
-    def _shortest_path(self, lake: Lake, start: int, limit: int) -> tuple[int, ...] | None:
-        """Directions of a shortest path to the goal; `None`: it has more than `limit` steps."""
-        ways: dict[int, tuple[int, ...]] = {start: ()}
-        layer = [start]
-        for _ in range(limit):
-            reached = []
-            for cell in layer:
-                for direction, to in enumerate(self._neighbours[cell]):
-                    if to == lake.goal:
-                        return (*ways[cell], direction)
-                    if to not in ways and to not in lake.holes:
-                        ways[to] = (*ways[cell], direction)
-                        reached.append(to)
-            layer = reached
-        return None
 
     def _move(self, action: int) -> Move:
         before = self._player
@@ -168,7 +210,7 @@ class FrozenLake(GridGame):
 
     def _solve(self, limit: int) -> tuple[int, ...] | None:
         """Compensates each step for its slip, which is known from the seed."""
-        way = self._shortest_path(self._lake, self._player, limit)
+        way = shortest_path(self._lake, self._size, self._player, limit)
         if way is None:
             return None
         return tuple((direction - self._slip(step)) % 4 for step, direction in enumerate(way, self._steps))

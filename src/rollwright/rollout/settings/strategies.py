@@ -77,14 +77,18 @@ class RandomBranchConfig(Settings):
 
 
 class UncertaintyBranchConfig(Settings):
-    """`width` answers after a turn with high uncertainty, in the first `depth` turns; else one."""
+    """`width` answers to a question of which the model is unsure, in the first `depth` turns; else one."""
 
     kind: Literal["uncertainty"]
     """Chooses this branch policy."""
+    of: Literal["question", "turn"] = "question"
+    """What is looked at. `question`: the entropy of the distribution that the answer's first token is drawn from, which depends
+    on the question alone; where the engine tells no likeliest tokens, the turn is looked at instead. `turn`: the mean -log p
+    of the tokens of the turn before the question."""
     threshold: NonNegativeFloat = 1.0
-    """Mean -log p of the turn's tokens, in nats, from which on its uncertainty is high."""
+    """Nats from which on the uncertainty is high."""
     change: NonNegativeFloat = 0.5
-    """Difference of that to the turn before, in nats, from which on its uncertainty counts as high, too."""
+    """Difference to that of the question or turn before, in nats, from which on the uncertainty counts as high, too."""
 
 
 class OwnBranchConfig(Settings):

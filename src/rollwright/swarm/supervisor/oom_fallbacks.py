@@ -24,7 +24,8 @@ def oom_fallbacks(config: RunConfig, smaller_models: Sequence[str] = ()) -> list
             tokens = max(LEAST_TOKENS, config.training.tokens_per_micro_batch >> step)
             settings.append(f"training.tokens_per_micro_batch={tokens}")
         if isinstance(config.policy, TorchPolicyConfig):
-            settings.append(f"policy.max_batch={max(1, config.policy.max_batch >> step)}")
+            if isinstance(config.policy.max_batch, int):
+                settings.append(f"policy.max_batch={max(1, config.policy.max_batch >> step)}")
             settings.append(f"policy.prefix_cache_mb={config.policy.prefix_cache_mb >> step}")
         if settings and settings not in found:
             found.append(settings)
