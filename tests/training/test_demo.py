@@ -16,7 +16,7 @@ from rollwright.cli.report import report
 from rollwright.cli.train import train
 from rollwright.envs.games.frozen_lake import FrozenLake, read_lake
 from rollwright.envs.games.sokoban import read_level
-from rollwright.envs.splits import Part, Split
+from rollwright.envs.splits import LevelSplit, Part
 from rollwright.errors import RollwrightError
 from rollwright.models import load_model, load_tokenizer
 from rollwright.observe.training_report import CURVE, PAGE, report_of
@@ -58,7 +58,7 @@ def parts_played(run: Path, part_of: Callable[[str], Part | None]) -> dict[str, 
 
 
 def test_no_lake_that_is_validated_on_was_trained_on_whichever_way_it_is_turned(run: Path) -> None:
-    played = parts_played(run, lambda board: read_lake(board).part(4, Split.STRUCTURE))
+    played = parts_played(run, lambda board: read_lake(board).part(4, LevelSplit.STRUCTURE))
     assert played == {"Lake": {Part.TRAIN}, "HeldOutLake": {Part.HELD_OUT}, "HeldOutDetour": {Part.HELD_OUT}}
 
 

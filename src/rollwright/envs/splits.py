@@ -25,7 +25,7 @@ _HELD_OUT_STRUCTURES = 3
 """One set of obstacles in this many is held out, and one pair of start and goal; a held-out level needs both."""
 
 
-class Split(StrEnum):
+class LevelSplit(StrEnum):
     """How levels are parted."""
 
     BOARD = "board"

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from rollwright import rng
 from rollwright.envs.games.grid_game import DEFAULT_MAX_STEPS, GridGame, Move
 from rollwright.envs.parsing import ANSWER_PATTERN
-from rollwright.envs.splits import Part, Split, part_of, structural_part, views, well_spaced
+from rollwright.envs.splits import LevelSplit, Part, part_of, structural_part, views, well_spaced
 from rollwright.errors import ConfigError
 
 FORMAT_PENALTY = -0.01
@@ -40,10 +40,10 @@ class Lake(NamedTuple):
     goal: int
     holes: frozenset[int]
 
-    def part(self, size: int, split: Split = Split.BOARD) -> Part | None:
+    def part(self, size: int, split: LevelSplit = LevelSplit.BOARD) -> Part | None:
         """`HELD_OUT` or `TRAIN`, invariant under the eight symmetries of the square: by holes and goal, or by structure, and
         then `None` for a lake of neither part."""
-        if split is Split.STRUCTURE:
+        if split is LevelSplit.STRUCTURE:
             return structural_part("frozen lake", size, self.holes, self.start, self.goal)
         seen = views(size, size, (self.goal,), self.holes)
         return part_of("frozen lake", (f"{size} {view}" for view in seen))
@@ -62,7 +62,7 @@ class LakeRules(NamedTuple):
     min_distance: int
     max_steps: int
     part: Part
-    split: Split
+    split: LevelSplit
     needs_detour: bool
 
     def has(self, lake: Lake) -> bool:
@@ -74,7 +74,7 @@ class LakeRules(NamedTuple):
 def draw_lake(rules: LakeRules, seed: int) -> Lake:
     """The level of a seed. It is kept, because the members of a group and later validations ask for the same ones."""
     drawn, cells = rng.generator("frozen lake", seed), range(rules.size**2)
-    by_structure = rules.split is Split.STRUCTURE and rules.part is not Part.ALL
+    by_structure = rules.split is LevelSplit.STRUCTURE and rules.part is not Part.ALL
     for _ in range(_MAX_TRIES * (_STRUCTURES if by_structure else rules.part.one_in)):
         holes = frozenset(cell for cell in cells if drawn.random() >= rules.p)
         if by_structure and not well_spaced(holes, rules.size):
@@ -168,7 +168,7 @@ class FrozenLake(GridGame):
         self._is_slippery = is_slippery
         self._neighbours = _neighbours(self._size)
         self._rules = LakeRules(
-            self._size, p, min_distance, max_steps, Part.parse(part), Split.parse(split), needs_detour
+            self._size, p, min_distance, max_steps, Part.parse(part), LevelSplit.parse(split), needs_detour
         )
 
     @property
