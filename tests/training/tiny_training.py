@@ -19,7 +19,7 @@ from rollwright.run.training import TrainingRun
 NAME = "tiny"
 TURNS = 2
 
-PATIENCE = 200.0
+PATIENCE = 600.0
 """Seconds after which something that was waited for will not come any more, on however slow a machine."""
 
 PRELOADED = ["torch", "transformers", "rollwright.run.training", "rollwright.engines.torch"]

@@ -82,7 +82,7 @@ def _column(score: float) -> int:
 def difference_chart(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     """Difference and interval of each row of a comparison, around 0."""
     found = list(rows)
-    reach = max(
+    reach: float = max(
         [0.01]
         + [
             abs(each[end])

@@ -30,9 +30,8 @@ BOOTSTRAP_WORK = 4_000_000
 distribution is smooth."""
 
 PSEUDO_TASKS = 0.25
-"""Tasks with the value 0, and as many with 1, that a bootstrap of strata of shares draws beside those that were played. Without them,
-resamples of few successes contain none of the spread that further tasks would show: at a skill of 0.03, 20 tasks covered
-67 to 82 % instead of 95 %."""
+"""Tasks with the value 0, and as many with 1, that a bootstrap of strata of shares draws beside those that were played. Without
+them, resamples of few successes contain none of the spread that further tasks would show."""
 
 PRIOR_TASKS = 0.5
 """Weight of the largest possible variance among the tasks of a stratum that tell its variance."""
@@ -175,8 +174,9 @@ class TaskValues:
     ) -> ConfidenceInterval | None:
         """Interval of the mean from resampled tasks; `None` for fewer than two.
 
-        A share has the test of the closed form, with a critical level from the resamples. Percentiles are moved outwards as far as Student's t exceeds the normal distribution, because resampled means spread
-        too little with few tasks (Hesterberg's expanded percentiles).
+        A share has the test of the closed form, with a critical level from the resamples. Others have percentiles of resampled
+        means, moved outwards as far as Student's t exceeds the normal distribution, because these means spread too little with
+        few tasks (Hesterberg's expanded percentiles).
         """
         count = len(self.values)
         if count < 2:

@@ -77,7 +77,9 @@ class SkilledPlayer:
     def play(self, prompt: Prompt, sampling: Sampling) -> Choice:
         env = prompt.env
         if env is None:
-            raise EngineError(f"the {self.name} needs an environment that lists its actions")
+            raise EngineError(
+                f"the {self.name} needs an environment that lists its actions; `policy.script` says what to answer in others"
+            )
         actions = env.actions()
         best = env.best_action() if self.skill > 0 else None
         skill = self.skill if best is not None else 0.0

@@ -26,7 +26,7 @@ TAGS = {
         "env_config": {"way": "gateway"},
     },
     "textarena": {"env_type": "textarena:GuessTheNumber-v0", "max_steps": 3},
-    "gymnasium": {"env_type": "gymnasium:Taxi-v3", "max_steps": 3},
+    "gymnasium": {"env_type": "gymnasium:CartPole-v1", "max_steps": 3},
 }
 
 
