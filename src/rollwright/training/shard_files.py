@@ -116,9 +116,8 @@ def _pieces_of(manifest: CheckpointManifest, name: str) -> list[tuple[str, Shard
 
 def _read(piece: ShardPiece, rows: slice | None) -> Tensor:
     with _opened(piece.file) as opened:
-        if rows is None:
-            return opened.get_tensor(piece.key)
-        return opened.get_slice(piece.key)[rows]
+        found: Tensor = opened.get_tensor(piece.key) if rows is None else opened.get_slice(piece.key)[rows]
+        return found
 
 
 def _opened(file: Path) -> Any:
