@@ -1,6 +1,6 @@
 """What ranks cost: tokens per CPU second, bytes between ranks against the theory, and waiting, on 1, 2 and 4 processes.
 
-    python bench/trainer_ranks.py
+    python bench/trainer_ranks.py [ranks] [trl] [checkpoints]
 
 Prints tables and writes `bench/results/trainer_ranks.json`. The batch is that of `bench/trainer.py`. CPU time is that of all
 ranks together, with one thread each; the arms are run in turn, several times, and the median step counts. Bytes are counted on
@@ -14,6 +14,7 @@ micro-batches of 16 rows. Compared are loss, backward pass, communication and op
 TRL's generation and scoring are not timed. TRL pads rows and computes shared prefixes in each of them, ours packs and joins.
 
 Last, the memory of rank 0 while a checkpoint is written: what its resident memory rises by, as whole tensors and in shards.
+With arguments, only these parts are measured, and the other figures stay.
 """
 
 import os
@@ -37,7 +38,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from results_file import write_results
+from results_file import RESULTS, write_results
 from rollwright.models.tiny import tiny_llama
 from rollwright.training.ranks.leader import LeadingTrainer, Setup
 from rollwright.training.settings import TrainerSettings
@@ -104,15 +105,21 @@ def measure(console: Console) -> dict[str, Any]:
         name: {key: statistics.median(each[key] for each in own) for key in own[0]}
         for name, own in rounds.items()
     }
+    return {"tokens": tokens, "parameters": parameters, "ranks": found}
+
+
+def measure_trl(console: Console) -> dict[str, Any]:
     beside: dict[str, list[float]] = {}
     for number in range(ROUNDS):
         for count in PROCESSES:
             with console.status(f"round {number + 1}: TRL on {count} processes"):
                 beside.setdefault(str(count), []).append(trl_step(count))
-    trl = {count: {"cpu_seconds": statistics.median(each)} for count, each in beside.items()}
+    return {"trl": {count: {"cpu_seconds": statistics.median(each)} for count, each in beside.items()}}
+
+
+def measure_checkpoints(console: Console) -> dict[str, Any]:
     with console.status("checkpoints"):
-        saving = {layout: saving_memory(layout) for layout in ("whole", "sharded")}
-    return {"tokens": tokens, "parameters": parameters, "ranks": found, "trl": trl, "checkpoints": saving}
+        return {"checkpoints": {layout: saving_memory(layout) for layout in ("whole", "sharded")}}
 
 
 def trl_step(count: int) -> float:
@@ -213,7 +220,12 @@ def main() -> None:
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     console = Console()
-    found = measure(console)
+    parts = {"ranks": measure, "trl": measure_trl, "checkpoints": measure_checkpoints}
+    wanted = sys.argv[1:] or list(parts)
+    kept = json.loads((RESULTS / "trainer_ranks.json").read_text(encoding="utf-8")) if sys.argv[1:] else {}
+    found: dict[str, Any] = {key: each for key, each in kept.items() if isinstance(each, dict | int)}
+    for name in wanted:
+        found |= parts[name](console)
     table = Table("ranks", "tokens / CPU s", "waiting", "gathered, MB", "reduced, MB", "theory, MB")
     for name, each in found["ranks"].items():
         theory = 4 * found["parameters"] * (each["processes"] - 1) / each["processes"]
@@ -226,9 +238,9 @@ def main() -> None:
             f"{theory / 1e6:.2f}",
         )
     console.print(table)
-    for count, each in found["trl"].items():
+    for count, each in found.get("trl", {}).items():
         console.print(f"TRL, {count} processes: {found['tokens'] / each['cpu_seconds']:,.0f} tokens / CPU s")
-    for layout, each in found["checkpoints"].items():
+    for layout, each in found.get("checkpoints", {}).items():
         console.print(
             f"{layout} checkpoint of {each['state_mb']:.0f} MB on 4 ranks: rank 0 rises by {each['rise_mb']:.0f} MB"
         )

@@ -39,7 +39,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     """Content of `state.json`, without a look at the tensors."""
 
     place: Path
@@ -63,12 +63,12 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         for name, tensors in checkpoint.tensors.items():
             save_tensors(place / f"{name}.safetensors", tensors)
         sums = {name: sha256_of(place / f"{name}.safetensors") for name in checkpoint.tensors}
-        write_manifest(Manifest(place, False, checkpoint.state, checkpoint.extra, sums), folder)
+        write_manifest(CheckpointManifest(place, False, checkpoint.state, checkpoint.extra, sums), folder)
 
     write_folder(folder, fill)
 
 
-def write_manifest(manifest: Manifest, folder: Path) -> None:
+def write_manifest(manifest: CheckpointManifest, folder: Path) -> None:
     """Writes `state.json`. `folder`: where the checkpoint will be, for the error."""
     content = {
         "format": SHARDED if manifest.sharded else FORMAT,
@@ -84,7 +84,7 @@ def write_manifest(manifest: Manifest, folder: Path) -> None:
         (manifest.place / STATE).write_text(text + "\n", encoding="utf-8")
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> CheckpointManifest:
     place = find_complete(folder)
     try:
         content = json.loads((place / STATE).read_text(encoding="utf-8"))
@@ -96,7 +96,7 @@ def read_manifest(folder: Path) -> Manifest:
     format_version, state, extra, sums = found
     if format_version not in (FORMAT, SHARDED):
         raise FormatError(f"checkpoint {folder}: has format {format_version}; accepted: {FORMAT}, {SHARDED}")
-    return Manifest(place, format_version == SHARDED, state, extra, sums)
+    return CheckpointManifest(place, format_version == SHARDED, state, extra, sums)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

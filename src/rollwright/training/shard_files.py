@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rollwright.errors import FormatError
-from rollwright.training.checkpoints import Manifest, save_tensors
+from rollwright.training.checkpoints import CheckpointManifest, save_tensors
 
 FIRST_ROWS = "first_rows"
 """Key of a file's metadata: the first row of each piece, as JSON."""
@@ -34,7 +34,7 @@ def save_shard(file: Path, pieces: Mapping[str, Tensor], first_rows: Mapping[str
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardPiece:
     """Rows of one tensor in one file."""
 
     file: Path
@@ -50,8 +50,8 @@ class Piece:
 class TensorPieces:
     """The tensors of a checkpoint, read piece by piece. Files are opened for one read each."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        self._pieces: dict[str, list[Piece]] = {}
+    def __init__(self, manifest: CheckpointManifest) -> None:
+        self._pieces: dict[str, list[ShardPiece]] = {}
         for name in manifest.sums:
             for tensor, piece in _pieces_of(manifest, name):
                 self._pieces.setdefault(tensor, []).append(piece)
@@ -97,7 +97,7 @@ class TensorPieces:
         return found
 
 
-def _pieces_of(manifest: Manifest, name: str) -> list[tuple[str, Piece]]:
+def _pieces_of(manifest: CheckpointManifest, name: str) -> list[tuple[str, ShardPiece]]:
     """Names and pieces of one file, from its header."""
     from safetensors import SafetensorError
 
@@ -108,17 +108,16 @@ def _pieces_of(manifest: Manifest, name: str) -> list[tuple[str, Piece]]:
             for key in opened.keys():  # noqa: SIM118 - an open file is no mapping
                 shape = tuple(opened.get_slice(key).get_shape())
                 tensor = key if manifest.sharded else f"{name}/{key}"
-                found.append((tensor, Piece(file, key, int(first_rows.get(key, 0)), shape)))
+                found.append((tensor, ShardPiece(file, key, int(first_rows.get(key, 0)), shape)))
     except (OSError, ValueError, SafetensorError) as error:
         raise FormatError(f"checkpoint {manifest.place}: {file.name} cannot be read: {error}") from error
     return found
 
 
-def _read(piece: Piece, rows: slice | None) -> Tensor:
+def _read(piece: ShardPiece, rows: slice | None) -> Tensor:
     with _opened(piece.file) as opened:
-        if rows is None:
-            return opened.get_tensor(piece.key)
-        return opened.get_slice(piece.key)[rows]
+        found: Tensor = opened.get_tensor(piece.key) if rows is None else opened.get_slice(piece.key)[rows]
+        return found
 
 
 def _opened(file: Path) -> Any:

@@ -18,7 +18,7 @@ from rollwright.errors import FormatError, RollwrightError, naming
 from rollwright.training.checkpoints import (
     STATE,
     Checkpoint,
-    Manifest,
+    CheckpointManifest,
     begin_folder,
     complete_folder,
     damaged,
@@ -123,14 +123,14 @@ class TrainedState:
                 else like(parameter, value, self._ranks)
             )
 
-    def take_shards(self, folder: Path, manifest: Manifest) -> None:
+    def take_shards(self, folder: Path, manifest: CheckpointManifest) -> None:
         """Takes over a checkpoint of which every rank reads its own rows. Damage is found before anything is changed."""
         self._check_files(folder, manifest)
         pieces = self._agreed(lambda: TensorPieces(manifest))
         self._check(folder, {name: pieces.shape("model", name) for name in pieces.names("model")})
         self._agreed(lambda: self._take_own(pieces))
 
-    def _check_files(self, folder: Path, manifest: Manifest) -> None:
+    def _check_files(self, folder: Path, manifest: CheckpointManifest) -> None:
         """Raises an error on all ranks if a file is damaged; each rank looks at some of the files."""
         ranks, names = self._ranks, list(manifest.sums)
         mine = names[ranks.rank :: ranks.size]
@@ -203,7 +203,7 @@ def _begin(folder: Path, attempt: str) -> None:
 def _finish(
     place: Path, folder: Path, state: Mapping[str, Any], extra: Mapping[str, Any], sums: Mapping[str, str]
 ) -> None:
-    manifest = Manifest(place, True, state, extra, sums)
+    manifest = CheckpointManifest(place, True, state, extra, sums)
     for name in sums:
         if not _is_seen(manifest.file(name)):
             raise RollwrightError(

@@ -22,7 +22,7 @@ from rollwright.hardware import gigabytes, is_out_of_memory
 from rollwright.models.loading import weights_checksum
 from rollwright.training.checkpoints import (
     Checkpoint,
-    Manifest,
+    CheckpointManifest,
     read_manifest,
     save_model_tensors,
     save_tensors,
@@ -428,7 +428,7 @@ class Trainer:
         self._state.take_whole(parameters, moments)
         self._take_counters(state)
 
-    def take_shards(self, folder: Path, manifest: Manifest) -> None:
+    def take_shards(self, folder: Path, manifest: CheckpointManifest) -> None:
         """Takes over a state of which every rank reads its own rows."""
         self._state.take_shards(folder, manifest)
         self._take_counters(manifest.state)

@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from rollwright.errors import FormatError, RollwrightError
-from rollwright.training.checkpoints import Manifest
+from rollwright.training.checkpoints import CheckpointManifest
 from rollwright.training.ranks.collective import Ranks
 from rollwright.training.ranks.commands import Channel, decode_rows
 from rollwright.training.ranks.group import (
@@ -101,7 +101,9 @@ def make_call(trainer: "Trainer", kind: str, content: bytes) -> None:
             )
         case "restore_shards":
             names = msgspec.msgpack.decode(content)
-            manifest = Manifest(Path(names["place"]), names["sharded"], names["state"], {}, names["sums"])
+            manifest = CheckpointManifest(
+                Path(names["place"]), names["sharded"], names["state"], {}, names["sums"]
+            )
             # All ranks have found the same damage, and rank 0 restores an earlier checkpoint.
             with suppress(FormatError):
                 trainer.take_shards(Path(names["folder"]), manifest)

@@ -127,7 +127,7 @@ def is_kept_here(tensor: Tensor, ranks: Ranks) -> bool:
     mesh = getattr(tensor, "device_mesh", None)
     if mesh is None:
         return ranks.rank == 0
-    return mesh.ndim == 1 or mesh.get_local_rank(0) == 0
+    return bool(mesh.ndim == 1 or mesh.get_local_rank(0) == 0)
 
 
 def sharded_like(tensor: Tensor, local: Tensor) -> Tensor:
@@ -140,8 +140,8 @@ def sharded_like(tensor: Tensor, local: Tensor) -> Tensor:
     return DTensor.from_local(
         local,
         mesh,
-        tensor.placements,
+        tensor.placements,  # type: ignore[attr-defined]
         run_check=False,
         shape=tensor.shape,
-        stride=tensor.stride(),  # type: ignore[attr-defined]
+        stride=tensor.stride(),
     )
