@@ -123,7 +123,7 @@ class SimulatedNetwork:
 
 
 class SimulatedLink:
-    """One node's access to the network; a `transports.gossip.Link`."""
+    """One node's access to the network; a `transports.gossip.PeerLink`."""
 
     def __init__(self, network: SimulatedNetwork, peer: str, region: int) -> None:
         self.network = network

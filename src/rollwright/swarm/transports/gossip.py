@@ -35,7 +35,7 @@ _WAITING = 512
 """Messages that wait for the event loop."""
 
 
-class Link(Protocol):
+class PeerLink(Protocol):
     """What the gossip needs of a network: messages to one peer, and content by its digest."""
 
     def listen(self, receive: Callable[[bytes], None]) -> None:
@@ -66,7 +66,7 @@ class GossipTransport:
         self,
         identity: Identity,
         swarm: SwarmConfig,
-        link: Link,
+        link: PeerLink,
         *,
         clock: Callable[[], float] = time.time,
         entropy: bytes | None = None,
@@ -100,7 +100,7 @@ class GossipTransport:
         cls,
         identity: Identity,
         swarm: SwarmConfig,
-        link: Link,
+        link: PeerLink,
         *,
         clock: Callable[[], float] = time.time,
         entropy: bytes | None = None,
