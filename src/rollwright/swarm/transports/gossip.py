@@ -70,11 +70,12 @@ class GossipTransport:
         *,
         clock: Callable[[], float] = time.time,
         entropy: bytes | None = None,
+        gossip_type: type[Gossip] = Gossip,
     ) -> None:
-        """`entropy`: unset: the system's."""
+        """`entropy`: unset: the system's. `gossip_type`: lets a simulation have nodes that break the rules."""
         entropy = entropy or os.urandom(16)
         self._interval = swarm.communication.gossip_interval
-        self.gossip = Gossip(
+        self.gossip = gossip_type(
             identity,
             swarm.name,
             interval=self._interval,
