@@ -39,7 +39,7 @@ ARMS = {
     "all_100": WorldSettings(100, "all", seconds=130, warm_up=40, partition=(60, 85)),
     "views_100": WorldSettings(100, "views", seconds=130, warm_up=40, partition=(60, 85)),
     "all_1000": WorldSettings(1000, "all", seconds=50, warm_up=24, gathering=40),
-    "views_1000": WorldSettings(1000, "views", seconds=110, warm_up=40, partition=(50, 75)),
+    "views_1000": WorldSettings(1000, "views", seconds=66, warm_up=30, partition=(34, 46)),
     "views_10000": WorldSettings(10_000, "views", seconds=56, warm_up=24, partition=(30, 40)),
 }
 """A round takes about 20 s; there are fewer of them the more nodes there are."""
