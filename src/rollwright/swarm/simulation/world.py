@@ -85,8 +85,9 @@ class WorldReport:
     received: dict[str, float] = field(default_factory=dict)
     """Bytes for each node and round, by kind: `announce`, `fetch`, `content`."""
     sent: dict[str, float] = field(default_factory=dict)
-    cpu_ms: float = 0.0
-    """Of the whole process for each round of a node, the simulator's own share included."""
+    cpu_ms: float | None = None
+    """Of the whole process for each round of a node, the simulator's own share included; `None` where only some nodes take
+    groups, because the others do less."""
     cpu_seconds: float = 0.0
     """Of the whole run."""
     useful_share: float = 0.0
@@ -158,7 +159,8 @@ class World:
         cpu = time.process_time()
         report = self._report(traffic_before, rounds_before)
         all_rounds = sum(each.rounds - rounds_before.get(each.peer, 0) for each in self.nodes)
-        report.cpu_ms = 1e3 * (cpu - cpu_warm) / max(all_rounds, 1)
+        if settings.gathering is None:
+            report.cpu_ms = 1e3 * (cpu - cpu_warm) / max(all_rounds, 1)
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
