@@ -8,7 +8,7 @@ quarantine. The network, the model's play and its log-probabilities are stand-in
 the nodes is hostile: poisoners, and censors that pass nothing on, offer what they do not have and name only each other. A
 twentieth of the honest nodes leaves in every round, and as many join. Half of the regions is cut off from the others for a
 while. Beside partial views (`announce: views`) stands full announcement (`announce: all`) at 100 and 1,000 nodes, where at
-1,000 only 40 nodes take groups: their cost is measured, that of the others would be the same.
+1,000 only 40 nodes take groups: their bytes are measured, those of the others would be the same; there is no CPU for it.
 
 Prints a table, writes `bench/results/swarm_scale.json` and `docs/images/swarm_scale.png`. Takes about 12 minutes of CPU, most of
 them for 10,000 nodes, which therefore play about three rounds.
@@ -39,7 +39,7 @@ ARMS = {
     "all_100": WorldSettings(100, "all", seconds=130, warm_up=40, partition=(60, 85)),
     "views_100": WorldSettings(100, "views", seconds=130, warm_up=40, partition=(60, 85)),
     "all_1000": WorldSettings(1000, "all", seconds=50, warm_up=24, gathering=40),
-    "views_1000": WorldSettings(1000, "views", seconds=110, warm_up=40, partition=(50, 75)),
+    "views_1000": WorldSettings(1000, "views", seconds=66, warm_up=30, partition=(34, 46)),
     "views_10000": WorldSettings(10_000, "views", seconds=56, warm_up=24, partition=(30, 40)),
 }
 """A round takes about 20 s; there are fewer of them the more nodes there are."""
@@ -84,7 +84,7 @@ def show(console: Console, arms: dict[str, Any]) -> None:
             f"{sum(row['received'].values()) / 1e3:.1f}",
             f"{sum(row['sent'].values()) / 1e3:.1f}",
             f"{row['received']['content'] / 1e3:.1f}",
-            f"{row['cpu_ms']:.1f}",
+            "–" if row["cpu_ms"] is None else f"{row['cpu_ms']:.1f}",
             f"{row['useful_share']:.2f}",
             str(row["poison_trained"]),
             str(row["poison_refused"]),
@@ -115,15 +115,20 @@ def draw(arms: dict[str, Any], path: Path) -> None:
         ("hostile_in_view", "hostile peers in an honest view\n(a fifth of all nodes is hostile)", False),
     ]
     for axis, (value, title, logarithmic) in zip(axes.flat, panels, strict=True):
-        for kind, style in (("all", "o--"), ("views", "s-")):
-            nodes, values = line(kind, value)
-            if any(each is not None for each in values):
-                axis.plot(nodes, values, style, label=f"announce: {kind}")
+        for kind, style in (("all", "o--C0"), ("views", "s-C1")):
+            points = [
+                (nodes, each) for nodes, each in zip(*line(kind, value), strict=True) if each is not None
+            ]
+            if points:
+                axis.plot(*zip(*points, strict=True), style, label=f"announce: {kind}")
         axis.set_xscale("log")
+        axis.set_xlim(70, 14_000)
         axis.set_xlabel("nodes")
         axis.set_title(title, fontsize=10)
         if logarithmic:
             axis.set_yscale("log")
+            axis.set_ylim(1, 1000)
+            axis.yaxis.set_major_formatter("{x:g}")
         else:
             axis.set_ylim(0, 1.05)
         axis.grid(alpha=0.3)

@@ -27,7 +27,7 @@ def _swarm_scale(figures: Figures) -> list[str]:
                 kind,
                 f"{row['received']['announce'] / 1e3:.1f} / {row['sent']['announce'] / 1e3:.1f}",
                 f"{row['received']['content'] / 1e3:.1f}",
-                f"{row['cpu_ms']:.1f}",
+                "–" if row["cpu_ms"] is None else f"{row['cpu_ms']:.1f}",
                 f"{row['useful_share']:.2f}",
                 str(row["poison_trained"]),
                 "–" if row["newcomer_rounds"] is None else f"{row['newcomer_rounds']:.2f}",

@@ -12,7 +12,7 @@ from rollwright.swarm.gossip_messages import (
     MAX_MESSAGE_BYTES,
     OFFERED,
     Delivery,
-    Offer,
+    GossipOffer,
     OfferReply,
     encode_delivery,
     manifest_id,
@@ -103,12 +103,12 @@ def test_what_a_node_receives_in_an_interval_does_not_grow_with_the_swarm() -> N
 
 def test_nobody_can_write_in_anothers_name() -> None:
     honest, liar, victim = Identity.generate(), Identity.generate(), gossip()
-    forged = Offer(swarm_mark("s"), honest.peer, victim._identity.peer, NOW, b"t" * 8, (), ())
+    forged = GossipOffer(swarm_mark("s"), honest.peer, victim._identity.peer, NOW, b"t" * 8, (), ())
     assert victim.receive(sign_offer(forged, liar), NOW) == []
     assert len(victim.view) == 0
     (asked,) = victim.meet([honest.peer], NOW)
     opened = read_message(asked.data)
-    assert isinstance(opened, Offer)
+    assert isinstance(opened, GossipOffer)
     reply = OfferReply(opened.token, (), (b"i" * ID_BYTES,), ())
     assert victim.receive(sign_reply(reply, victim._identity.peer, liar), NOW) == []
     assert len(victim.view) == 0
@@ -125,7 +125,7 @@ def test_an_offer_to_another_node_swarm_or_time_is_ignored() -> None:
         (swarm_mark("s"), Identity.generate().peer, NOW),
         (swarm_mark("s"), own, NOW - 10_000),
     ):
-        offer = Offer(mark, sender.peer, receiver, time, b"t" * 8, (), ())
+        offer = GossipOffer(mark, sender.peer, receiver, time, b"t" * 8, (), ())
         assert node.receive(sign_offer(offer, sender), NOW) == []
     assert len(node.view) == 0
 
@@ -148,7 +148,7 @@ def test_a_manifest_that_its_peer_did_not_sign_is_not_kept_and_its_bringer_is_bl
     junk = good[:-1] + bytes([good[-1] ^ 1])
     (asked,) = node.meet([bringer.peer], NOW)
     opened = read_message(asked.data)
-    assert isinstance(opened, Offer)
+    assert isinstance(opened, GossipOffer)
     reply = OfferReply(opened.token, (), (manifest_id(junk), manifest_id(good)), ())
     node.receive(sign_reply(reply, node._identity.peer, bringer), NOW)
     node.receive(encode_delivery(Delivery(opened.token, (junk, good))), NOW)
@@ -162,7 +162,7 @@ def test_a_flood_of_offers_costs_a_bounded_number_of_answers_and_pulls() -> None
     for _ in range(100):
         stranger = Identity.generate()
         ids = tuple(bytes([number]) * ID_BYTES for number in range(OFFERED))
-        offer = Offer(
+        offer = GossipOffer(
             swarm_mark("s"), stranger.peer, node._identity.peer, NOW, stranger.sign(b"")[:8], ids, ()
         )
         for sent in node.receive(sign_offer(offer, stranger), NOW):
@@ -182,7 +182,7 @@ def test_no_bytes_crash_a_node_or_change_its_view(junk: bytes, kind: int, place:
     heads = [b"", b"RWG\x01", b"RWG\x02", b"RWG\x03"]
     assert node.receive(heads[kind] + junk, NOW) == []
     offer = bytearray(
-        sign_offer(Offer(swarm_mark("s"), peer.peer, node._identity.peer, NOW, b"t" * 8, (), ()), peer)
+        sign_offer(GossipOffer(swarm_mark("s"), peer.peer, node._identity.peer, NOW, b"t" * 8, (), ()), peer)
     )
     offer[place % len(offer)] ^= 1 + place % 255
     assert node.receive(bytes(offer), NOW) == []

@@ -25,7 +25,7 @@ from rollwright.swarm.gossip_messages import (
     RECORDS,
     TOKEN_BYTES,
     Delivery,
-    Offer,
+    GossipOffer,
     OfferReply,
     PeerRecord,
     check_offer,
@@ -190,7 +190,7 @@ class Gossip:
         """Take a message; return the answers to it. Junk changes nothing and is counted."""
         try:
             message = read_message(data)
-            if isinstance(message, Offer):
+            if isinstance(message, GossipOffer):
                 return self._on_offer(data, message, now)
             opened = self._open.get(message.token)
             if opened is None:
@@ -209,7 +209,7 @@ class Gossip:
         arrived, self._arrived = self._arrived, []
         return arrived
 
-    def _on_offer(self, data: bytes, offer: Offer, now: float) -> list[Outgoing]:
+    def _on_offer(self, data: bytes, offer: GossipOffer, now: float) -> list[Outgoing]:
         sender = offer.sender
         if (
             offer.swarm != self._mark
@@ -287,7 +287,7 @@ class Gossip:
             self._tokens.to_bytes(8, "big"), key=self._token_key, digest_size=TOKEN_BYTES
         ).digest()
         opened = self._new_exchange(token, peer, now, answered=False)
-        offer = Offer(
+        offer = GossipOffer(
             self._mark, self._identity.peer, peer, now, token, tuple(opened.offered), self._tell(now)
         )
         return Outgoing(peer, sign_offer(offer, self._identity))

@@ -50,7 +50,7 @@ Records = Annotated[tuple[PackedRecord, ...], msgspec.Meta(max_length=RECORDS)]
 Envelope = Annotated[bytes, msgspec.Meta(max_length=MAX_MANIFEST_BYTES)]
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class GossipOffer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Opens an exchange with one peer."""
 
     swarm: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
@@ -92,7 +92,7 @@ class PeerRecord(NamedTuple):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_offers = msgspec.msgpack.Decoder(Offer)
+_offers = msgspec.msgpack.Decoder(GossipOffer)
 _replies = msgspec.msgpack.Decoder(OfferReply)
 _deliveries = msgspec.msgpack.Decoder(Delivery)
 
@@ -126,7 +126,7 @@ def is_genuine(record: PeerRecord, mark: bytes) -> bool:
     return is_signed(record.peer, _RECORD_DOMAIN + mark + key + struct.pack(">d", time), signature)
 
 
-def sign_offer(offer: Offer, identity: Identity) -> bytes:
+def sign_offer(offer: GossipOffer, identity: Identity) -> bytes:
     body = _encoder.encode(offer)
     return _OFFER + identity.sign(_OFFER_DOMAIN + body) + body
 
@@ -140,7 +140,7 @@ def encode_delivery(delivery: Delivery) -> bytes:
     return _DELIVERY + _encoder.encode(delivery)
 
 
-def read_message(data: bytes) -> Offer | OfferReply | Delivery:
+def read_message(data: bytes) -> GossipOffer | OfferReply | Delivery:
     """Decode a message; raise `PeerRefused` for anything else. Signatures are checked by `check_offer` and `check_reply`."""
     kind, body = data[: len(_OFFER)], data[len(_OFFER) :]
     if len(data) > MAX_MESSAGE_BYTES or kind not in (_OFFER, _REPLY, _DELIVERY):
@@ -159,7 +159,7 @@ def read_message(data: bytes) -> Offer | OfferReply | Delivery:
         raise PeerRefused(PeerRefusal.MALFORMED, str(error)) from error
 
 
-def check_offer(data: bytes, offer: Offer) -> None:
+def check_offer(data: bytes, offer: GossipOffer) -> None:
     """Raise `PeerRefused` unless the sender signed exactly these bytes."""
     _check(data, offer.sender, _OFFER_DOMAIN)
 

@@ -18,6 +18,7 @@ from rollwright.swarm.transports.base import (
     Peer,
     check_content,
 )
+from rollwright.swarm.transports.gossip import GossipTransport
 from rollwright.swarm.transports.inbox import Held, Inbox
 from rollwright.swarm.transports.peer_table import PeerTable, Rank
 
@@ -54,6 +55,11 @@ class Traffic:
     def __init__(self) -> None:
         self.received: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
+
+    def copy(self) -> "Traffic":
+        copied = Traffic()
+        copied.received, copied.sent = self.received.copy(), self.sent.copy()
+        return copied
 
 
 class SimulatedNetwork:
@@ -123,7 +129,7 @@ class SimulatedNetwork:
 
 
 class SimulatedLink:
-    """One node's access to the network; a `transports.gossip.Link`."""
+    """One node's access to the network; a `transports.gossip.PeerLink`."""
 
     def __init__(self, network: SimulatedNetwork, peer: str, region: int) -> None:
         self.network = network
@@ -198,14 +204,16 @@ class WatchedInbox(Inbox):
 class BroadcastTransport:
     """Full announcement on the simulated network: every manifest goes to every node, as with `announce: all`."""
 
-    def __init__(self, link: SimulatedLink, inbox: Inbox) -> None:
+    def __init__(self, link: SimulatedLink, inbox: Inbox, note_announced: Callable[[bytes], None]) -> None:
         self._link = link
+        self._note_announced = note_announced
         self._network = link.network
         self._inbox = inbox
         self._peers = PeerTable(link.peer)
         link.listen(self._hear)
 
     async def announce(self, manifest: bytes, deadline: float = CALL_SECONDS) -> None:
+        self._note_announced(manifest)
         for peer in list(self._network.links):
             if peer != self._link.peer:
                 self._network.deliver(self._link, peer, manifest)
@@ -234,3 +242,13 @@ class BroadcastTransport:
 
     async def close(self) -> None:
         await self._link.close()
+
+
+class SimulatedGossip(GossipTransport):
+    """Partial views on the simulated network, as with `announce: views`."""
+
+    note_announced: Callable[[bytes], None]
+
+    async def announce(self, manifest: bytes, deadline: float = CALL_SECONDS) -> None:
+        self.note_announced(manifest)
+        await super().announce(manifest, deadline)

@@ -100,6 +100,7 @@ class SimulatedNode:
     """In virtual seconds."""
     exchange: Exchange
     transport: Transport
+    book: TaskBook
     swarm: SwarmConfig
     random: random.Random
     play_seconds: tuple[float, float]
@@ -117,7 +118,7 @@ class SimulatedNode:
     def peer(self) -> str:
         return self.identity.peer
 
-    async def run(self, clock: Callable[[], float], on_round: Callable[["SimulatedNode"], None]) -> None:
+    async def run(self, clock: Callable[[], float]) -> None:
         """Rounds, until it is cancelled."""
         counter = RoundCounter(self.exchange, 0)
         scorer = QuizScorer()
@@ -131,7 +132,6 @@ class SimulatedNode:
                 taken = await self.exchange.gather(round, count, scorer)
                 self.taken.append((clock(), count, taken))
             self.rounds += 1
-            on_round(self)
 
     async def _share(self, round: int) -> None:
         self.index += 1
@@ -157,7 +157,7 @@ class SimulatedNode:
         seed = task_seed(self.swarm.name, peer)
         recipe = content.Recipe(
             TAG,
-            quiz_version(self.exchange_book),
+            self.book.version(TAG),
             seed,
             self.index,
             task_digest(question(task_level(seed, self.index))),
@@ -168,17 +168,11 @@ class SimulatedNode:
             members = tuple(msgspec.structs.replace(each, reward=1.0 - each.reward) for each in members)
         return content.SharedGroup(PROTOCOL, self.peer, recipe, TOKENIZER, members)
 
-    exchange_book: TaskBook = field(kw_only=True)
-
     async def leave(self) -> None:
         if self.task is not None:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
         await self.exchange.close()
-
-
-def quiz_version(book: TaskBook) -> str:
-    return book.version(TAG)
 
 
 def folder_of(home: Path, peer: str) -> Path:

@@ -16,14 +16,17 @@ from statistics import mean, median
 
 from rollwright import rng
 from rollwright.swarm.exchange import Exchange
+from rollwright.swarm.gossip import Gossip
 from rollwright.swarm.identity import Identity
 from rollwright.swarm.settings import CommunicationConfig, SwarmConfig
 from rollwright.swarm.simulation.network import (
     REGIONS,
     ArrivalTimes,
     BroadcastTransport,
+    SimulatedGossip,
     SimulatedLink,
     SimulatedNetwork,
+    Traffic,
     WatchedInbox,
 )
 from rollwright.swarm.simulation.nodes import (
@@ -42,10 +45,10 @@ START = 1_800_000_000.0
 """The swarm's clock at its beginning; any time will do."""
 
 ROUND_SECONDS = 20.0
-"""Of play, on average."""
+"""Of play, on average. A round takes some ten seconds more where groups are announced that cannot be fetched."""
 
-WATCHED = 64
-"""Manifests whose way is followed."""
+WATCHED, FOLLOWED = 64, 0.05
+"""Manifests whose way is followed, and the share of all that are considered."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,9 @@ class WorldReport:
     received: dict[str, float] = field(default_factory=dict)
     """Bytes for each node and round, by kind: `announce`, `fetch`, `content`."""
     sent: dict[str, float] = field(default_factory=dict)
-    cpu_ms: float = 0.0
-    """Of the whole process for each round of a node, the simulator's own share included."""
+    cpu_ms: float | None = None
+    """Of the whole process for each round of a node, the simulator's own share included; `None` where only some nodes take
+    groups, because the others do less."""
     cpu_seconds: float = 0.0
     """Of the whole run."""
     useful_share: float = 0.0
@@ -148,16 +152,15 @@ class World:
         if settings.partition is not None:
             background.append(asyncio.create_task(self._part(*settings.partition)))
         await asyncio.sleep(settings.warm_up)
-        traffic_before = {
-            peer: (each.received.copy(), each.sent.copy()) for peer, each in self.network.traffic.items()
-        }
+        traffic_before = {peer: each.copy() for peer, each in self.network.traffic.items()}
         rounds_before = {each.peer: each.rounds for each in self.nodes}
         cpu_warm = time.process_time()
         await asyncio.sleep(settings.seconds - settings.warm_up)
         cpu = time.process_time()
         report = self._report(traffic_before, rounds_before)
         all_rounds = sum(each.rounds - rounds_before.get(each.peer, 0) for each in self.nodes)
-        report.cpu_ms = 1e3 * (cpu - cpu_warm) / max(all_rounds, 1)
+        if settings.gathering is None:
+            report.cpu_ms = 1e3 * (cpu - cpu_warm) / max(all_rounds, 1)
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
@@ -215,32 +218,40 @@ class World:
             self.now,
             exchange,
             transport,
+            self.book,
             self.swarm,
             rng.generator("swarm node", self.settings.seed, len(self.nodes)),
             (0.75 * ROUND_SECONDS, 1.25 * ROUND_SECONDS),
             gathers,
             poison=list(Poison)[len(self.network.hostile) // 2 % len(Poison)],
-            exchange_book=self.book,
         )
         if role is not Role.HONEST:
             self.network.hostile.append(identity.peer)
         self.nodes.append(node)
         self.present[identity.peer] = node
-        node.task = asyncio.create_task(node.run(self.clock, lambda _: None))
+        node.task = asyncio.create_task(node.run(self.clock))
 
     async def _transport(self, identity: Identity, link: SimulatedLink, role: Role) -> Transport:
         inbox = WatchedInbox(identity.peer, self.times, self.clock)
         if self.settings.announce != "views":
-            return _Watched(BroadcastTransport(link, inbox), self)
+            return BroadcastTransport(link, inbox, self._note_announced)
+        kind = Gossip if role is Role.HONEST else HostileGossip
         entropy = rng.digest("gossip", self.settings.seed, len(self.nodes)).to_bytes(8, "big") * 2
-        made = GossipTransport(identity, self.swarm, link, clock=self.clock, entropy=entropy)
-        if role is not Role.HONEST:
-            made.gossip.__class__ = HostileGossip
-            assert isinstance(made.gossip, HostileGossip)
+        made = SimulatedGossip(
+            identity, self.swarm, link, clock=self.clock, entropy=entropy, gossip_type=kind
+        )
+        made.note_announced = self._note_announced
+        if isinstance(made.gossip, HostileGossip):
             made.gossip.accomplices = self.accomplices
             made.gossip.offers_junk = role is Role.CENSOR
         made.join(inbox)
-        return _Watched(made, self)
+        return made
+
+    def _note_announced(self, manifest: bytes) -> None:
+        """Follow the way of some manifests, by lot."""
+        in_time = self.settings.warm_up < self.now < self.settings.seconds - 2 * ROUND_SECONDS
+        if in_time and len(self.times.announced) < WATCHED and self.random.random() < FOLLOWED:
+            self.times.note_announced(manifest, self.clock())
 
     async def _part(self, begins: float, ends: float) -> None:
         await asyncio.sleep(begins)
@@ -250,7 +261,7 @@ class World:
 
     # -- what came out ------------------------------------------------------------------------------
 
-    def _report(self, traffic_before: dict, rounds_before: dict[str, int]) -> WorldReport:  # type: ignore[type-arg]
+    def _report(self, traffic_before: dict[str, Traffic], rounds_before: dict[str, int]) -> WorldReport:
         honest = [each for each in self.nodes if each.role is Role.HONEST]
         measured = [each for each in honest if each.gathers and each.rounds > rounds_before.get(each.peer, 0)]
         rounds = sum(each.rounds - rounds_before.get(each.peer, 0) for each in measured)
@@ -259,9 +270,9 @@ class World:
             received = sent = 0.0
             for node in measured:
                 traffic = self.network.traffic[node.peer]
-                before = traffic_before.get(node.peer)
-                received += traffic.received[kind] - (before[0][kind] if before else 0)
-                sent += traffic.sent[kind] - (before[1][kind] if before else 0)
+                before = traffic_before.get(node.peer) or Traffic()
+                received += traffic.received[kind] - before.received[kind]
+                sent += traffic.sent[kind] - before.sent[kind]
             report.received[kind], report.sent[kind] = received / max(rounds, 1), sent / max(rounds, 1)
         self._report_groups(report, honest)
         self._report_newcomers(report, honest)
@@ -328,28 +339,11 @@ class World:
         if self.settings.announce == "views":
             hostile = set(self.network.hostile)
             views = [
-                each.transport.inner.gossip.view.members  # type: ignore[attr-defined]
+                each.transport.gossip.view.members
                 for each in self.present.values()
-                if each.role is Role.HONEST
+                if each.role is Role.HONEST and isinstance(each.transport, GossipTransport)
             ]
             report.hostile_in_view = mean(len(each & hostile) / len(each) for each in views if each)
-
-
-class _Watched:
-    """A transport whose announcements are followed, for some by lot."""
-
-    def __init__(self, inner: Transport, world: World) -> None:
-        self.inner = inner
-        self._world = world
-        for name in ("manifests", "publish", "fetch", "peers", "prefer", "close"):
-            setattr(self, name, getattr(inner, name))
-
-    async def announce(self, manifest: bytes, deadline: float = 10.0) -> None:
-        world, settings = self._world, self._world.settings
-        in_time = settings.warm_up < world.now < settings.seconds - 2 * ROUND_SECONDS
-        if in_time and len(world.times.announced) < WATCHED and world.random.random() < 0.05:
-            world.times.note_announced(manifest, world.clock())
-        await self.inner.announce(manifest, deadline)
 
 
 async def simulate(settings: WorldSettings) -> WorldReport:

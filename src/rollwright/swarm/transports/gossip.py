@@ -35,7 +35,7 @@ _WAITING = 512
 """Messages that wait for the event loop."""
 
 
-class Link(Protocol):
+class PeerLink(Protocol):
     """What the gossip needs of a network: messages to one peer, and content by its digest."""
 
     def listen(self, receive: Callable[[bytes], None]) -> None:
@@ -66,15 +66,16 @@ class GossipTransport:
         self,
         identity: Identity,
         swarm: SwarmConfig,
-        link: Link,
+        link: PeerLink,
         *,
         clock: Callable[[], float] = time.time,
         entropy: bytes | None = None,
+        gossip_type: type[Gossip] = Gossip,
     ) -> None:
-        """`entropy`: unset: the system's."""
+        """`entropy`: unset: the system's. `gossip_type`: lets a simulation have nodes that break the rules."""
         entropy = entropy or os.urandom(16)
         self._interval = swarm.communication.gossip_interval
-        self.gossip = Gossip(
+        self.gossip = gossip_type(
             identity,
             swarm.name,
             interval=self._interval,
@@ -100,7 +101,7 @@ class GossipTransport:
         cls,
         identity: Identity,
         swarm: SwarmConfig,
-        link: Link,
+        link: PeerLink,
         *,
         clock: Callable[[], float] = time.time,
         entropy: bytes | None = None,
