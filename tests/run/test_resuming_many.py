@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +14,7 @@ from rollwright.store.memory import MemoryStore
 from rollwright.store.records import AttemptStatus
 from rollwright.trajectory import Trajectory
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"rollout_id": f"r{number}", "used": [], "value": float("nan") if number == 3 else number}
     for number in range(8)
 ]
@@ -28,10 +30,10 @@ CONTENT = "".join(seal(row) + "\n" for row in ROWS).encode()
 
 @given(at=st.integers(0, len(CONTENT) - 1), value=st.integers(0, 255), cut=st.integers(0, 40))
 def test_rows_are_the_same_one_by_one_and_together(
-    tmp_path_factory,
+    tmp_path_factory: pytest.TempPathFactory,
     at: int,
     value: int,
-    cut: int,  # type: ignore[no-untyped-def]
+    cut: int,
 ) -> None:
     damaged = bytearray(CONTENT)
     damaged[at] = value
@@ -47,9 +49,9 @@ def test_rows_are_the_same_one_by_one_and_together(
 
 @given(at=st.integers(0, len(CONTENT) - 1), value=st.integers(0, 255))
 def test_a_changed_byte_is_found_without_decoding_and_the_rows_are_there_to_rewrite_the_file(
-    tmp_path_factory,
+    tmp_path_factory: pytest.TempPathFactory,
     at: int,
-    value: int,  # type: ignore[no-untyped-def]
+    value: int,
 ) -> None:
     damaged = bytearray(CONTENT)
     damaged[at] = value

@@ -32,7 +32,7 @@ def processes(sandboxes: SandboxFactory) -> list[psutil.Process]:
     server = sandboxes._fork_server.process
     assert server is not None
     (spawner,) = psutil.Process(server.pid).children()
-    return spawner.children()
+    return list(spawner.children())
 
 
 async def count(sandboxes: SandboxFactory, wanted: int) -> None:

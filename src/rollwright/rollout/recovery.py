@@ -127,9 +127,9 @@ async def restore_stream(settler: RolloutSettler, first: int, delivered: Collect
     for start in range(first, opened, GROUPS_AT_ONCE):
         groups = [book.open_group() for _ in range(start, min(start + GROUPS_AT_ONCE, opened))]
         await _settle_delivered(settler, groups, handed_out, of_delivered)
-        for each in groups:
-            if _opened_group(each) not in handed_out:
-                requests += settler.rollouts.requests(each)
+        for group in groups:
+            if _opened_group(group) not in handed_out:
+                requests += settler.rollouts.requests(group)
     # A process can end between opening a group in its book and enqueueing it: those rollouts are enqueued now.
     lost = [
         each

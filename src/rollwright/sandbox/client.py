@@ -280,7 +280,8 @@ class Sandbox:
                 return None
             self._unread += more
         try:
-            return msgspec.msgpack.decode(body, type=SandboxReply)
+            reply: SandboxReply = msgspec.msgpack.decode(body, type=SandboxReply)
+            return reply
         except (msgspec.MsgspecError, ValueError):  # ValueError: text that is not UTF-8
             return None
 

@@ -193,7 +193,7 @@ class Spawner:
         self._filter = SeccompFilter(filter_code)
         self._before, self._after = confinement(needed, self._filter, _PROC)
         self._fork_call, self._socket_call = quiet_fork(), libc().socket
-        self._files = (
+        self._files: tuple[Step, ...] = (
             ("/proc", os.dup2, (self._proc, _PROC)),  # whatever is there, also `line`, is not needed any more
             ("own files", os.closerange, (_PROC + 1, _MAX_FILE)),
         )
@@ -231,7 +231,7 @@ class Spawner:
     def _fork(self, plan: _Plan, line: int) -> int:
         """Forks a sandbox as the first process of a new PID namespace, in a mount namespace of its own. This process makes
         them: it keeps the memory that it writes to, and a new sandbox would have to copy it."""
-        steps = [("a socket", os.dup2, (line, LINE)), *self._files, *plan.steps]
+        steps: list[Step] = [("a socket", os.dup2, (line, LINE)), *self._files, *plan.steps]
         limits, fork, connect, serve = plan.limits, self._fork_call, self._socket_call, self._program.serve
         mount_own_folder(plan.tmpfs, self._hidden)
         try:
