@@ -2,7 +2,8 @@
 
     python bench/store_postgres.py [--many N] [--retained N] [--only speed|scale|retention]
 
-1. Throughput with 4 and with 64 callers, beside agentlightning's memory store in the same rounds.
+1. Throughput with 4 and with 64 callers, beside agentlightning's memory store and beside the bare statements of
+   `store_postgres_bare.py`, the limit of this machine, in the same rounds.
 2. The cost of a rollout among `--many` waiting and as many held rollouts, divided by that among 2,000.
 3. The size of tables and indexes while `--retained` rollouts are played by 64 callers and finished ones are deleted,
    with an `autovacuum_naptime` of 5 s.
@@ -73,7 +74,8 @@ def rollouts_per_second(seen: Figures) -> float:
 
 
 def speed(peer: Path, console: Console) -> dict[str, Any]:
-    rounds: dict[str, list[float]] = {"peer": [], **{str(callers): [] for callers in CALLERS}}
+    names = [name for callers in CALLERS for name in (str(callers), f"{callers}, bare")]
+    rounds: dict[str, list[float]] = {"peer": [], **{name: [] for name in names}}
     flushes = []
     for number in range(ROUNDS):
         with console.status(f"speed, round {number + 1} of {ROUNDS}"):
@@ -83,11 +85,16 @@ def speed(peer: Path, console: Console) -> dict[str, Any]:
             for callers in CALLERS:
                 ours = run(sys.executable, "store_load.py", "postgres", 0, PLAYED, callers)
                 rounds[str(callers)].append(rollouts_per_second(ours))
+                bare = run(sys.executable, "store_postgres_bare.py", PLAYED, callers)
+                rounds[f"{callers}, bare"].append(rollouts_per_second(bare))
     pairs = zip(rounds["4"], rounds["peer"], strict=True)
     return {
         "rollouts_per_second": {name: median(each) for name, each in rounds.items()},
         "every_round": rounds,
         "against_peer": median(mine / other for mine, other in pairs),
+        "bare_against_peer": median(
+            mine / other for mine, other in zip(rounds["4, bare"], rounds["peer"], strict=True)
+        ),
         "flush_us": median(flushes) * 1e6,
     }
 

@@ -13,6 +13,7 @@ policy that raises `CancelledError`, or cancels the task it runs in, ends its at
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -254,12 +255,13 @@ class EnvManager:
         if self._claims.closed:
             [given_back] = following
             self._claims.give_up()
-            await store.update_attempt(
-                given_back.rollout_id,
-                given_back.attempt.attempt_id,
-                status=AttemptStatus.CANCELLED,
-                reason="the worker was told to stop",
-            )
+            with suppress(AttemptRefused, NotFound):  # cancelled meanwhile: as good
+                await store.update_attempt(
+                    given_back.rollout_id,
+                    given_back.attempt.attempt_id,
+                    status=AttemptStatus.CANCELLED,
+                    reason="the worker was told to stop",
+                )
             return None
         self._claims.take(following[0])
         return following[0]
