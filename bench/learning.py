@@ -102,7 +102,7 @@ class TimedRun(TrainingRun):
     async def _evaluate(self, done: int) -> None:
         cpu, wall = self._clock.spent()
         await super()._evaluate(done)
-        self.points.append(Point(done, self._sampled, cpu, wall, self.validations[-1]["success"]))
+        self.points.append(Point(done, self._sampled, cpu, wall, self.state.validations[-1]["success"]))
         now = self._clock.spent()
         before = self._clock.validating
         self._clock.validating = before[0] + now[0] - cpu, before[1] + now[1] - wall
