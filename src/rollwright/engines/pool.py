@@ -286,7 +286,7 @@ class EnginePool:
     async def _update_once(self, weights: Weights, mode: UpdateMode) -> list[_Failure]:
         """Give the weights to all servers at once; returns the failures. Servers with the weights are in service then."""
         asked = sorted({*self.router.serving, *self._unsure})
-        tasks = {asyncio.create_task(self._give_weights(each, weights, mode)): each for each in asked}
+        tasks = {asyncio.create_task(self._update_server(each, weights, mode)): each for each in asked}
         try:
             await _wait_for_most(tasks)
         finally:
@@ -296,11 +296,7 @@ class EnginePool:
         failures = []
         for task, server in tasks.items():
             failure = self._left_behind(server) if task.cancelled() else task.result()
-            if failure is None:
-                self.weights = weights
-                self.router.bring_back(server)
-                self._back.set()
-            else:
+            if failure is not None:
                 failures.append(failure)
                 self._take_out(server)
         if self.weights is weights:
@@ -308,6 +304,17 @@ class EnginePool:
                 self._unsure[server] = "came back during an update"
                 self._take_out(server)
         return failures
+
+    async def _update_server(self, server: int, weights: Weights, mode: UpdateMode) -> _Failure | None:
+        async with self._exchange[server]:
+            failure = await self._give_weights(server, weights, mode)
+            if (
+                failure is None
+            ):  # before the lock is free: a repair that waits for it must not load the weights before
+                self.weights = weights
+                self.router.bring_back(server)
+                self._back.set()
+            return failure
 
     def _take_out(self, server: int) -> None:
         self.router.take_out(server)
@@ -348,19 +355,18 @@ class EnginePool:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _give_weights(self, server: int, weights: Weights, mode: UpdateMode) -> _Failure | None:
-        """Update a server's weights; return the failure, or `None`."""
-        async with self._exchange[server]:
-            try:
-                if weights.adapter is not None:
-                    await self._load_adapter(server, weights)
-                else:
-                    await self._load_weights(server, weights, mode)
-            except EngineError as error:
-                self._unsure[server] = str(error)
-                return _Failure.of(error)
-            self._unsure.pop(server, None)
-            self._hear(server)
-            return None
+        """Update a server's weights; return the failure, or `None`. The caller holds the server's lock."""
+        try:
+            if weights.adapter is not None:
+                await self._load_adapter(server, weights)
+            else:
+                await self._load_weights(server, weights, mode)
+        except EngineError as error:
+            self._unsure[server] = str(error)
+            return _Failure.of(error)
+        self._unsure.pop(server, None)
+        self._hear(server)
+        return None
 
     async def _load_weights(self, server: int, weights: Weights, mode: UpdateMode) -> None:
         control = self.controls[server]
@@ -450,9 +456,12 @@ class EnginePool:
             return True
         if self.weights is None or await self.controls[server].get_or("/health", _NO_ANSWER) is _NO_ANSWER:
             return False
-        given = self.weights
-        failure = await self._give_weights(server, given, UpdateMode.RESTART_TURN)
-        return failure is None and self.weights is given  # an update may have ended meanwhile
+        async with self._exchange[server]:
+            if server in self.router.serving:  # an update has given it newer weights meanwhile
+                return True
+            given = self.weights
+            failure = await self._give_weights(server, given, UpdateMode.RESTART_TURN)
+        return failure is None and self.weights is given  # an update may have ended without it
 
 
 async def _wait_for_most(tasks: Collection["asyncio.Task[_Failure | None]"]) -> None:
