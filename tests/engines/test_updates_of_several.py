@@ -202,6 +202,22 @@ async def test_an_engine_that_fails_in_an_update_serves_nobody_before_it_has_the
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("path", ["/pause", "/collective_rpc"])
+async def test_an_engine_that_hangs_in_every_update_holds_up_no_update_and_no_other_engine(path: str) -> None:
+    good, other, bad = Engine(), Engine(), Engine()
+    async with opened(good, other, bad) as policy:
+        bad.faults[path] = ["hang"] * 1000
+        for version in range(1, 4):
+            async with asyncio.timeout(10):
+                await policy.update_weights(weights(version), UpdateMode.ABORT_AND_RESUME)
+            await until(lambda: bad.seen[path] > 1)  # its repair hangs, too
+            await asyncio.sleep(1.1 * pool.SILENCE_SECONDS)  # so that engines are asked for their weights
+            async with asyncio.timeout(10):
+                assert assert_exact(await calls(policy, range(8))) == {version}
+            assert policy._pool.router.serving == [0, 1]
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("mode", [UpdateMode.ABORT_AND_RESUME, UpdateMode.RESTART_TURN])
 async def test_a_call_on_its_way_to_an_engine_that_missed_the_update_is_never_taken_for_an_old_one(
     mode: UpdateMode,

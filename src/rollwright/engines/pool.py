@@ -5,7 +5,7 @@ out of service is never picked. A server goes out of service at once when it is 
 a row; a successful response resets the count.
 
 Always true of the `EnginePool`: a server comes into service only when it responds and has the weights of the policy's version.
-A restarted server has its initial weights again, so it gets the current ones before it gets a call. Weight updates never
+A restarted server has its initial weights again, so it gets the current ones before it gets a call. Updates of one server never
 overlap. No weights are loaded while a call is under way on a server: it was answered or cancelled before, so a response is of the
 weights in force when its request was sent. A server that hangs in an update does not hold up the others for long.
 """
@@ -212,7 +212,8 @@ class EnginePool:
         self._dialect = dialect
         self._counters = counters
         self._patience = patience
-        self._exchange = asyncio.Lock()
+        self._exchange = [asyncio.Lock() for _ in base_urls]
+        """Of each server: its weights are loaded, or asked for, by one task at a time."""
         self._unsure: dict[int, str] = {}
         """Servers whose weight update failed, and why; their weights are unknown until one succeeds."""
         self._reviving: dict[int, asyncio.Task[None]] = {}
@@ -253,8 +254,7 @@ class EnginePool:
     def suspect(self, server: int) -> None:
         """Take a server out of service that may have other weights than it should, until it is checked."""
         if server in self.router.serving:
-            self.router.take_out(server)
-            self._start_reviving(server)
+            self._take_out(server)
 
     async def update(self, weights: Weights, mode: UpdateMode) -> None:
         """Update the weights of every server in service; raise if none of them has the new weights afterwards.
@@ -285,27 +285,40 @@ class EnginePool:
 
     async def _update_once(self, weights: Weights, mode: UpdateMode) -> list[_Failure]:
         """Give the weights to all servers at once; returns the failures. Servers with the weights are in service then."""
-        async with self._exchange:
-            asked = sorted({*self.router.serving, *self._unsure})
-            tasks = {asyncio.create_task(self._give_weights(each, weights, mode)): each for each in asked}
-            try:
-                await _wait_for_most(tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            failures = []
-            for task, server in tasks.items():
-                failure = self._left_behind(server) if task.cancelled() else task.result()
-                if failure is None:
-                    self.weights = weights
-                    self.router.bring_back(server)
-                    self._back.set()
-                else:
-                    failures.append(failure)
-                    self.router.take_out(server)
-                    self._start_reviving(server)
-            return failures
+        asked = sorted({*self.router.serving, *self._unsure})
+        tasks = {asyncio.create_task(self._update_server(each, weights, mode)): each for each in asked}
+        try:
+            await _wait_for_most(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        failures = []
+        for task, server in tasks.items():
+            failure = self._left_behind(server) if task.cancelled() else task.result()
+            if failure is not None:
+                failures.append(failure)
+                self._take_out(server)
+        if self.weights is weights:
+            for server in set(self.router.serving) - set(asked):  # came back with the weights before
+                self._unsure[server] = "came back during an update"
+                self._take_out(server)
+        return failures
+
+    async def _update_server(self, server: int, weights: Weights, mode: UpdateMode) -> _Failure | None:
+        async with self._exchange[server]:
+            failure = await self._give_weights(server, weights, mode)
+            if (
+                failure is None
+            ):  # before the lock is free: a repair that waits for it must not load the weights before
+                self.weights = weights
+                self.router.bring_back(server)
+                self._back.set()
+            return failure
+
+    def _take_out(self, server: int) -> None:
+        self.router.take_out(server)
+        self._start_reviving(server)
 
     def _left_behind(self, server: int) -> _Failure:
         reason = (
@@ -342,7 +355,7 @@ class EnginePool:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _give_weights(self, server: int, weights: Weights, mode: UpdateMode) -> _Failure | None:
-        """Update a server's weights; return the failure, or `None`."""
+        """Update a server's weights; return the failure, or `None`. The caller holds the server's lock."""
         try:
             if weights.adapter is not None:
                 await self._load_adapter(server, weights)
@@ -431,19 +444,24 @@ class EnginePool:
         control = self.controls[server]
         if server in self._unsure or await control.get_or("/health", _NO_ANSWER) is _NO_ANSWER:
             return False
-        async with self._exchange:
+        async with self._exchange[server]:
             if self.weights is None:
                 return True
             return await self._has_weights(control, self.weights)
 
     async def _repair(self, server: int) -> bool:
-        """Give the server the current weights if it lacks them; return whether it is healthy afterwards."""
+        """Give the server the current weights if it lacks them; return whether it is healthy afterwards. One that hangs keeps
+        neither updates nor the checks of other servers waiting."""
         if await self._is_healthy(server):
             return True
         if self.weights is None or await self.controls[server].get_or("/health", _NO_ANSWER) is _NO_ANSWER:
             return False
-        async with self._exchange:
-            return await self._give_weights(server, self.weights, UpdateMode.RESTART_TURN) is None
+        async with self._exchange[server]:
+            if server in self.router.serving:  # an update has given it newer weights meanwhile
+                return True
+            given = self.weights
+            failure = await self._give_weights(server, given, UpdateMode.RESTART_TURN)
+        return failure is None and self.weights is given  # an update may have ended without it
 
 
 async def _wait_for_most(tasks: Collection["asyncio.Task[_Failure | None]"]) -> None:
