@@ -53,7 +53,8 @@ async def complete(
     if status == 200:
         return ChatCompletion.construct(**json.loads(answer))
     if status not in _RETRIED and status < 500:
-        response = httpx.Response(status, content=answer, request=httpx.Request("POST", client.base_url))
+        request = httpx.Request("POST", str(client.base_url))
+        response: Any = httpx.Response(status, content=answer, request=request)
         raise client._make_status_error_from_response(response)
     try:
         return await client.chat.completions.create(**asked)
