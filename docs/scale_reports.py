@@ -31,7 +31,7 @@ def _swarm_scale(figures: Figures) -> list[str]:
                 f"{row['useful_share']:.2f}",
                 str(row["poison_trained"]),
                 "–" if row["newcomer_rounds"] is None else f"{row['newcomer_rounds']:.2f}",
-                f"{row['reached']:.0f}",
+                "–" if row["reach_seconds"] is None else f"{row['reached']:.0f}",
                 "–" if row["hostile_in_view"] is None else f"{row['hostile_in_view']:.2f}",
                 " / ".join(f"{each:.2f}" for each in across.values()) or "–",
             )
