@@ -375,8 +375,9 @@ def read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Key]:
         await evaluate(tmp_path_factory.mktemp("evaluations"))
         await train(folder, tmp_path_factory.mktemp("runs"))
         await join(folder, tmp_path_factory.mktemp("swarm"))
-        alone = {"communication": {"multicast": False, "listen": ["tcp/127.0.0.1:0"]}}
-        await (await open_transport(swarm_of(build({"swarm": alone})), Identity.generate())).close()
+        for announce in ("all", "views"):
+            alone = {"communication": {"announce": announce, "multicast": False, "listen": ["tcp/127.0.0.1:0"]}}
+            await (await open_transport(swarm_of(build({"swarm": alone})), Identity.generate())).close()
 
     played = tmp_path_factory.mktemp("played")
     (played / "games.yaml").write_text(dump(build(games(keep_steps=1, max_steps=2, gateway={}))))
