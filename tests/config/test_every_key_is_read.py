@@ -53,7 +53,6 @@ NOT_READ_HERE: dict[Key, str] = {
     **{("ServeSettings", key): _TRAINER for key in ("host", "lease_seconds", "port", "token_env")},
     ("CommunicationConfig", "fetch_timeout"): _PEER,
     ("CommunicationConfig", "verify_timeout"): _PEER,
-    ("SwarmConfig", "max_clock_skew"): _PEER,
     ("SwarmConfig", "max_group_kb"): _PEER,
     ("SwarmConfig", "max_round_lag"): _PEER,
     ("SwarmConfig", "min_mean_logprob"): _PEER,
