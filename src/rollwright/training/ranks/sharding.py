@@ -8,6 +8,7 @@ needs less memory, and ranks make equal numbers of passes.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -64,7 +65,8 @@ class ShardedModule:
 
 
 def _mesh(settings: TrainerSettings, ranks: Ranks, device: str) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed import new_subgroups_by_enumeration
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
     if settings.sharding == "full":
         return init_device_mesh(device, (ranks.size,))
@@ -73,7 +75,12 @@ def _mesh(settings: TrainerSettings, ranks: Ranks, device: str) -> Any:
         raise ConfigError(
             f"training.shard_ranks: {shard} does not divide training.processes, which is {ranks.size}"
         )
-    return init_device_mesh(device, (ranks.size // shard, shard), mesh_dim_names=("replicate", "shard"))
+    rows = [list(range(first, first + shard)) for first in range(0, ranks.size, shard)]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    # A mesh that makes its own groups gives them torch's time limit, half an hour, in which a stopped rank is not noticed.
+    limit = timedelta(seconds=settings.rank_timeout)
+    groups = [new_subgroups_by_enumeration(each, timeout=limit)[0] for each in (columns, rows)]
+    return DeviceMesh.from_group(groups, device, torch.tensor(rows), mesh_dim_names=("replicate", "shard"))
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
