@@ -79,7 +79,8 @@ def _mesh(settings: TrainerSettings, ranks: Ranks, device: str) -> Any:
     columns = [list(column) for column in zip(*rows, strict=True)]
     # A mesh that makes its own groups gives them torch's time limit, half an hour, in which a stopped rank is not noticed.
     limit = timedelta(seconds=settings.rank_timeout)
-    groups = [new_subgroups_by_enumeration(each, timeout=limit)[0] for each in (columns, rows)]
+    make_groups: Any = new_subgroups_by_enumeration  # torch declares no types for it
+    groups = [make_groups(each, timeout=limit)[0] for each in (columns, rows)]
     return DeviceMesh.from_group(groups, device, torch.tensor(rows), mesh_dim_names=("replicate", "shard"))
 
 
