@@ -375,7 +375,9 @@ def read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> set[Key]:
         await train(folder, tmp_path_factory.mktemp("runs"))
         await join(folder, tmp_path_factory.mktemp("swarm"))
         for announce in ("all", "views"):
-            alone = {"communication": {"announce": announce, "multicast": False, "listen": ["tcp/127.0.0.1:0"]}}
+            alone = {
+                "communication": {"announce": announce, "multicast": False, "listen": ["tcp/127.0.0.1:0"]}
+            }
             await (await open_transport(swarm_of(build({"swarm": alone})), Identity.generate())).close()
 
     played = tmp_path_factory.mktemp("played")

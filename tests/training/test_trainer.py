@@ -454,7 +454,8 @@ def test_memory_that_does_not_suffice_halves_the_micro_batches_once(
     assert report.micro_batches > 1
     limit[0] = 1
     with pytest.raises(
-        TrainingStopped, match=f"out of memory after version 1.* of {tokens // 2} tokens; .* set tokens_per_micro_batch lower"
+        TrainingStopped,
+        match=f"out of memory after version 1.* of {tokens // 2} tokens; .* set tokens_per_micro_batch lower",
     ):
         learner.step(scored(rows, model))
     assert learner.version == 1
