@@ -1,9 +1,10 @@
 """What ranks cost: tokens per CPU second, bytes between ranks against the theory, and waiting, on 1, 2 and 4 processes.
 
-    python bench/trainer_ranks.py [ranks] [trl] [checkpoints]
+    python bench/trainer_ranks.py [ranks] [checkpoints]
 
 Prints tables and writes `bench/results/trainer_ranks.json`. The batch is that of `bench/trainer.py`. CPU time is that of all
-ranks together, with one thread each; the arms are run in turn, several times, and the median step counts. Bytes are counted on
+ranks together, with one thread each. All arms, TRL's too, are run in turn, several times, every second time in the opposite
+order, so that a busy machine is as busy for each; the median step counts. Bytes are counted on
 rank 0, where torch's collectives are called: what it receives when weights are gathered and sends when gradients are reduced.
 In theory that is (N − 1) / N of all weights each, once for an update. Waiting is counted where ranks agree on the outcome of
 their passes; with `every_pass` they wait inside of torch's collectives, which is not counted.
@@ -29,6 +30,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ from trainer import SIZES, _model, _rows, _scored
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = (1, 2, 4)
 SIZE = "1 M parameters"
-ROUNDS, STEPS = 2, 4
+ROUNDS, STEPS = 3, 4
 """Times that every arm is run, and timed steps in each."""
 SAVED = {"vocabulary_size": 2048, "hidden_size": 512, "layers": 8, "seed": 1}
 """Model whose checkpoints are written: its state is large beside what a process of torch has anyway."""
@@ -91,30 +93,40 @@ def measure(console: Console) -> dict[str, Any]:
     tokens = sum(len(row.token_ids) for row in rows)
     parameters = sum(each.numel() for each in _model(size).parameters())
     counted = Bytes()
-    arms = [(count, "once") for count in PROCESSES] + [(count, "every_pass") for count in PROCESSES[1:]]
-    rounds: dict[str, list[dict[str, float]]] = {}
+    arms = [
+        (count, way)
+        for count in PROCESSES
+        for way in ("once", "trl", "every_pass")
+        if count > 1 or way != "every_pass"
+    ]
+    rounds: dict[tuple[int, str], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         _model(size).save_pretrained(folder)
         for number in range(ROUNDS):
-            for count, gather in arms:
-                with console.status(f"round {number + 1}: {count} processes, gather {gather}"):
-                    rounds.setdefault(f"{count} {gather}", []).append(
-                        steps(folder, count, gather, rows, counted)
-                    )
-    found = {
-        name: {key: statistics.median(each[key] for each in own) for key in own[0]}
-        for name, own in rounds.items()
+            for count, way in arms if number % 2 == 0 else reversed(arms):
+                with console.status(f"round {number + 1}: {count} processes, {way}"):
+                    found = trl_step(count) if way == "trl" else steps(folder, count, way, rows, counted)
+                rounds.setdefault((count, way), []).append(found)
+    medians = {
+        arm: {key: statistics.median(each[key] for each in own) for key in own[0]}
+        for arm, own in rounds.items()
     }
-    return {"tokens": tokens, "parameters": parameters, "ranks": found}
+    return {
+        "tokens": tokens,
+        "parameters": parameters,
+        "rounds": ROUNDS,
+        "ranks": {f"{count} {way}": each for (count, way), each in medians.items() if way != "trl"},
+        "trl": {
+            str(count): {**each, "over_trl": over_trl(rounds[count, "once"], rounds[count, "trl"])}
+            for (count, way), each in medians.items()
+            if way == "trl"
+        },
+    }
 
 
-def measure_trl(console: Console) -> dict[str, Any]:
-    beside: dict[str, list[float]] = {}
-    for number in range(ROUNDS):
-        for count in PROCESSES:
-            with console.status(f"round {number + 1}: TRL on {count} processes"):
-                beside.setdefault(str(count), []).append(trl_step(count))
-    return {"trl": {count: {"cpu_seconds": statistics.median(each)} for count, each in beside.items()}}
+def over_trl(ours: Sequence[Mapping[str, float]], theirs: Sequence[Mapping[str, float]]) -> list[float]:
+    """How many times TRL's CPU seconds are ours, in each round, the smallest first."""
+    return sorted(other["cpu_seconds"] / own["cpu_seconds"] for own, other in zip(ours, theirs, strict=True))
 
 
 def measure_checkpoints(console: Console) -> dict[str, Any]:
@@ -122,7 +134,7 @@ def measure_checkpoints(console: Console) -> dict[str, Any]:
         return {"checkpoints": {layout: saving_memory(layout) for layout in ("whole", "sharded")}}
 
 
-def trl_step(count: int) -> float:
+def trl_step(count: int) -> dict[str, float]:
     """CPU seconds of all processes of TRL's trainer for one step."""
     with tempfile.TemporaryDirectory() as folder:
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
@@ -134,7 +146,8 @@ def trl_step(count: int) -> float:
             stderr=subprocess.DEVNULL,
         )
         files = [Path(folder) / f"{rank}.json" for rank in range(count)]
-        return sum(json.loads(each.read_text(encoding="utf-8"))["cpu_seconds"] for each in files)
+        taken = [json.loads(each.read_text(encoding="utf-8"))["cpu_seconds"] for each in files]
+        return {"cpu_seconds": sum(taken)}
 
 
 def saving_memory(layout: str) -> dict[str, float]:
@@ -220,12 +233,13 @@ def main() -> None:
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     console = Console()
-    parts = {"ranks": measure, "trl": measure_trl, "checkpoints": measure_checkpoints}
+    parts = {"ranks": measure, "checkpoints": measure_checkpoints}
     wanted = sys.argv[1:] or list(parts)
     kept = json.loads((RESULTS / "trainer_ranks.json").read_text(encoding="utf-8")) if sys.argv[1:] else {}
     found: dict[str, Any] = {key: each for key, each in kept.items() if isinstance(each, dict | int)}
     for name in wanted:
         found |= parts[name](console)
+    found["cores"] = len(os.sched_getaffinity(0))  # those that all ranks share
     table = Table("ranks", "tokens / CPU s", "waiting", "gathered, MB", "reduced, MB", "theory, MB")
     for name, each in found["ranks"].items():
         theory = 4 * found["parameters"] * (each["processes"] - 1) / each["processes"]
@@ -239,7 +253,10 @@ def main() -> None:
         )
     console.print(table)
     for count, each in found.get("trl", {}).items():
-        console.print(f"TRL, {count} processes: {found['tokens'] / each['cpu_seconds']:,.0f} tokens / CPU s")
+        console.print(
+            f"TRL, {count} processes: {found['tokens'] / each['cpu_seconds']:,.0f} tokens / CPU s; "
+            f"ours {statistics.median(each['over_trl']):.2f} times that"
+        )
     for layout, each in found.get("checkpoints", {}).items():
         console.print(
             f"{layout} checkpoint of {each['state_mb']:.0f} MB on 4 ranks: rank 0 rises by {each['rise_mb']:.0f} MB"

@@ -212,7 +212,7 @@ def _machine(figures: Figures) -> str:
     cores, load = figures.get("cores"), figures.get("load_before")
     known = [
         figures.get("date"),
-        f"{cores} cores" if cores else None,
+        f"{cores} core{'s' if cores > 1 else ''}" if cores else None,
         f"Python {figures['python']}" if "python" in figures else None,
         f"load {load:.1f} before it began" if load else None,
     ]

@@ -1,6 +1,7 @@
 """How the figures of the benchmarks of engines, training, tools and teams are shown."""
 
 from collections.abc import Callable, Mapping
+from statistics import median
 from typing import Any
 
 from markdown_tables import promise_table, table
@@ -21,13 +22,14 @@ TRAINER = """Tokens for each CPU second of a training step on the same rows: our
 RANKS = """One step on 1, 2 and 4 ranks with FSDP2 over gloo, on the rows of the benchmark above: tokens of the episodes per CPU second
 of all ranks together, the share of the step in which ranks wait for each other, and the bytes of one step that rank 0 receives
 when weights are gathered and sends when gradients are reduced. In theory, with weights gathered once for an update, each is
-(N − 1) / N of all weights. Four ranks share two cores here, and the machine was busy; the figures show what communication costs,
-not speed. `every pass` gathers layer by layer in every forward and backward pass, for models that do not fit one rank; its waiting
+(N − 1) / N of all weights. All ranks share the cores that are named below, so the figures show what communication costs, not
+speed. `every pass` gathers layer by layer in every forward and backward pass, for models that do not fit one rank; its waiting
 is inside of torch's collectives and not counted.
 
 *TRL*: its `GRPOTrainer` under accelerate with as many processes (DDP over gloo, gradients reduced once in a step), the same rows,
 an equal number on each process, from the rows to the changed weights without TRL's generation and scoring. Its rows are padded
-and share no prefixes. The second table is the rise of rank 0's memory while a checkpoint is written on 4 ranks."""
+and share no prefixes. Both trainers are run in turn, several times, every second time in the opposite order; *to TRL* is the
+median over these rounds. The last table is the rise of rank 0's memory while a checkpoint is written on 4 ranks."""
 
 PREFIXES = """One batch through the trainer with every row by itself, and with rows that share a prefix joined so that it is
 computed once: CPU seconds of one thread for the gradient, and for a whole step with the optimiser. *Apart* is the distance of
@@ -182,18 +184,27 @@ def _trainer_ranks(figures: Figures) -> list[str]:
         )
         for name, each in figures["ranks"].items()
     ]
-    rows += [
-        (count, "TRL", f"{figures['tokens'] / each['cpu_seconds']:,.0f}", "–", "–", "–", "–")
-        for count, each in figures.get("trl", {}).items()
-    ]
     heads = ("processes", "gather", "tokens / CPU s", "waiting", "gathered, MB", "reduced, MB", "theory, MB")
+    beside = [
+        (
+            count,
+            f"{figures['tokens'] / figures['ranks'][f'{count} once']['cpu_seconds']:,.0f}",
+            f"{figures['tokens'] / each['cpu_seconds']:,.0f}",
+            f"{median(each['over_trl']):.2f}×",
+            f"{min(each['over_trl']):.2f}–{max(each['over_trl']):.2f}×",
+        )
+        for count, each in figures["trl"].items()
+    ]
     saved = [
         (layout, f"{each['state_mb']:.0f}", f"{each['rise_mb']:.1f}")
-        for layout, each in figures.get("checkpoints", {}).items()
+        for layout, each in figures["checkpoints"].items()
     ]
     return [
         table(heads, rows),
-        *([table(("checkpoint", "state, MB", "rise of rank 0, MB"), saved)] if saved else []),
+        "",
+        table(("processes", "rollwright, tokens / CPU s", "TRL", "to TRL", "in single rounds"), beside),
+        "",
+        table(("checkpoint", "state, MB", "rise of rank 0, MB"), saved),
     ]
 
 

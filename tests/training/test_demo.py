@@ -12,7 +12,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from rollwright.cli.report import report
+from rollwright.cli.report import _sampled, report
 from rollwright.cli.train import train
 from rollwright.envs.games.frozen_lake import FrozenLake, read_lake
 from rollwright.envs.games.sokoban import read_level
@@ -97,6 +97,13 @@ def test_the_report_leaves_a_curve_and_a_page_with_the_same_levels_before_and_af
         assert (pair.before.tag, pair.before.seed) == (pair.after.tag, pair.after.seed)
         assert pair.before.observation == pair.after.observation
         assert f"level {pair.before.seed}" in page
+
+
+async def test_an_asynchronous_run_is_reported_on_the_same_levels_as_a_synchronous_one(run: Path) -> None:
+    config = RunReader(run).config
+    ahead = config.model_copy(update={"async_generation_ratio": 1.0})
+    found = [await _sampled(each, 64, None) for each in (config, ahead)]
+    assert found[0] == found[1]
 
 
 def test_a_run_without_validation_is_told_what_is_missing(run: Path, tmp_path: Path) -> None:

@@ -132,7 +132,12 @@ async def _sampled(config: "RunConfig", levels: int, model: Path | None) -> floa
     assert config.val_env_manager is not None
     tags = config.val_env_manager.tags
     play = TrainEnvManagerConfig(num_env_groups=max(levels, len(tags)), tags=tags)
-    changes = {"train_env_manager": play, "rollout_batch_size": play.num_env_groups, "training": None}
+    changes = {
+        "train_env_manager": play,
+        "rollout_batch_size": play.num_env_groups,
+        "async_generation_ratio": 0.0,  # or the batch would be of the shortest episodes, which end first
+        "training": None,
+    }
     if model is not None:
         changes["policy"] = config.policy.model_copy(update={"model": str(model)})
     async with Run(config.model_copy(update=changes)) as run:
