@@ -18,7 +18,7 @@ from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
 from rollwright.rollout.groups import NOT_NEEDED, Decision
 from rollwright.rollout.settling import NO_REASON, RolloutSettler
-from rollwright.rollout.stream import completions, rollout_ids
+from rollwright.rollout.stream import completions, open_rollout_ids
 from rollwright.store.records import CompletionEntry, EnqueueRequest, RolloutStatus
 from rollwright.trajectory import Boundary, Trajectory
 
@@ -107,13 +107,9 @@ async def restore_stream(settler: RolloutSettler, first: int, delivered: Collect
     many of the decisions were applied before the restart: enqueueing and cancelling are idempotent.
     """
     book, store = settler.book, settler.rollouts.store
-    known, handed_out = (
-        set(await rollout_ids(store, book.prefix, settler.rollouts.mode)),
-        frozenset(delivered),
-    )
-    # Groups are opened in the order of their indices, so the highest one in the store says how many there were.
-    indices = [book.group_index(each) for each in (*known, *delivered)]
-    opened = max((index for index in indices if index is not None), default=-1) + 1
+    handed_out = frozenset(delivered)
+    # Before the completion log: what ends meanwhile is in both.
+    known = set(await open_rollout_ids(store, book.prefix, settler.rollouts.mode))
     cursor = 0
     of_delivered: dict[str, list[CompletionEntry]] = {}
     others: list[CompletionEntry] = []
@@ -123,6 +119,11 @@ async def restore_stream(settler: RolloutSettler, first: int, delivered: Collect
             of_delivered.setdefault(group_id, []).append(each)
         else:
             others.append(each)
+    # Members of groups that were handed out need not be known, because such groups are not enqueued again.
+    known.update(each.rollout_id for each in others if each.rollout_id.startswith(book.prefix))
+    # Groups are opened in the order of their indices, so the highest one in the store says how many there were.
+    indices = [book.group_index(each) for each in (*known, *delivered)]
+    opened = max((index for index in indices if index is not None), default=-1) + 1
     requests: list[EnqueueRequest] = []
     for start in range(first, opened, GROUPS_AT_ONCE):
         groups = [book.open_group() for _ in range(start, min(start + GROUPS_AT_ONCE, opened))]

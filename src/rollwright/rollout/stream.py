@@ -132,14 +132,19 @@ async def rollout_ids(store: Store, prefix: str, mode: str | None = None) -> lis
     """Ids in a store with this prefix: those of the completion log, then those that have not ended, which are few beside
     them. To page through all rollouts would cost a scan for each page. `mode`: of those that have not ended."""
     found = [each.rollout_id async for each in completions(store) if each.rollout_id.startswith(prefix)]
-    open_ones: list[str] = []
+    return list(dict.fromkeys([*found, *await open_rollout_ids(store, prefix, mode)]))
+
+
+async def open_rollout_ids(store: Store, prefix: str, mode: str | None = None) -> list[str]:
+    """Ids in a store with this prefix, of rollouts that have not ended. `mode`: of these only."""
+    found: list[str] = []
     while True:
         page = await store.query_rollouts(
-            status=UNFINISHED, rollout_id_contains=prefix, mode=mode, limit=IDS_AT_ONCE, offset=len(open_ones)
+            status=UNFINISHED, rollout_id_contains=prefix, mode=mode, limit=IDS_AT_ONCE, offset=len(found)
         )
-        open_ones += [each.rollout_id for each in page]
-        if not page.items or len(open_ones) >= page.total:
-            return list(dict.fromkeys([*found, *(each for each in open_ones if each.startswith(prefix))]))
+        found += [each.rollout_id for each in page]
+        if not page.items or len(found) >= page.total:
+            return [each for each in found if each.startswith(prefix)]
 
 
 async def completions(store: Store) -> AsyncIterator[CompletionEntry]:

@@ -157,6 +157,7 @@ class RunFolder:
         """Record a delivered batch; its trajectories are flushed first."""
         self.log.flush()
         self._append(METRICS, row)
+        self.log.index()
 
     def add_costs(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Record what rollouts have used; see `costs`."""

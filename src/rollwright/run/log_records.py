@@ -209,6 +209,11 @@ def _whole(log: BinaryIO, head: bytes, log_size: int) -> bytes | None:
     return encoded if len(encoded) == size and crc32(encoded) == checksum else None
 
 
+def whole_record(file: BinaryIO) -> bytes | None:
+    """The record at a file's position, if it is intact; `None` at the end of the file, too."""
+    return _whole(file, file.read(FRAME.size), os.fstat(file.fileno()).st_size)
+
+
 def _resynchronize(log: BinaryIO, position: int) -> _Found:
     """Correct the record at this offset, or skip to the next intact record."""
     with mmap.mmap(log.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -187,7 +187,7 @@ class Run:
             await delete_forgotten(
                 self.store, self._forgotten, cancel=True
             )  # an earlier process may have ended before this
-        if self._delivered is not None:
+        if self._delivered is not None and self.config.val_env_manager is not None:
             ids = await rollout_ids(self.store, f"{self.config.name}.{VALIDATION}", VALIDATION)
             begun = begun_validations(self.config.name, ids)
             self.unfinished_validations = sorted(begun - self._validated.keys())

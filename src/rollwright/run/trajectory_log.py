@@ -1,17 +1,20 @@
 """Append-only log of a run's finished trajectories: records, each preceded by its length and checksum.
 
 Invariants: those of `log_records`. Only a partial record at the end, left by a crash, is ever truncated; damaged bytes are
-moved to a file beside the log. One process at a time writes.
+moved to a file beside the log. One process at a time writes. An index beside the log (`log_index`) spares decoding when it is
+opened again; it changes no result.
 """
 
 import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from rollwright.errors import RollwrightError, naming
+from rollwright.run.log_index import FEWEST_RECORDS, Boundary, LogIndex
 from rollwright.run.log_records import FRAME, HEAD, LogCondition, framed, records, rollout_of
 
 TRAJECTORIES = "trajectories.rwlog"
@@ -35,11 +38,14 @@ class TrajectoryLog:
         self._opened = opened
         self._places = places
         self._end = end
+        self._index: LogIndex | None = LogIndex(file)
+        """`None` once the log was rewritten, or the index could not be: the next process that opens it makes a new one."""
 
     @classmethod
     def create(cls, file: Path) -> "TrajectoryLog":
         opened = file.open("w+b")
         lock(opened, file.parent)
+        LogIndex(file).remove()
         with naming(file):
             opened.write(HEAD)
             opened.flush()
@@ -52,13 +58,17 @@ class TrajectoryLog:
         lock(opened, file.parent)
         if not _is_current(opened, file):  # its writer has just replaced it (`become`)
             raise _already_locked(file.parent)
-        condition = LogCondition()
-        places: dict[str, Place] = {}
+        index, places = LogIndex(file), dict[str, Place]()
         with naming(file):
-            for encoded in records(opened, condition):
+            for start, part in index.verified(opened):
+                _place(places, start or len(HEAD), part.rollout_ids, part.sizes)
+            start = index.boundary.end
+            condition = LogCondition(end=start or len(HEAD))
+            for encoded in records(opened, condition, start=start):
                 rollout_id = rollout_of(encoded, file)
                 places[rollout_id] = Place(condition.end - len(encoded), len(encoded))
             if not condition.whole:
+                index.remove()
                 opened, places = _rewrite(file, opened)
                 end = os.fstat(opened.fileno()).st_size
                 return cls(file, opened, places, end), condition
@@ -67,7 +77,30 @@ class TrajectoryLog:
                 opened.write(HEAD)  # its writer was killed before the header was complete
             opened.truncate(condition.end)
             opened.seek(condition.end)
-        return cls(file, opened, places, condition.end), condition
+        log = cls(file, opened, places, condition.end)
+        log._index = index
+        return log, condition
+
+    @property
+    def indexed(self) -> Boundary:
+        """The end of the indexed part."""
+        return Boundary() if self._index is None else self._index.boundary
+
+    def has_boundary(self, boundary: Boundary) -> bool:
+        """Whether this log was indexed up to there, and has the same bytes still."""
+        return self._index is not None and boundary in self._index.boundaries
+
+    def index(self) -> None:
+        """Index the records that were added, if there are enough of them."""
+        if self._index is None or len(self._places) - self.indexed.records < FEWEST_RECORDS:
+            return
+        self.flush()
+        new = islice(self._places.items(), self.indexed.records, None)
+        try:
+            with self._file.open("rb") as opened:
+                self._index.extend(opened, ((each, place.start) for each, place in new), self._end)
+        except OSError:  # such as a full disk: nothing depends on an index
+            self._index = None
 
     def __contains__(self, rollout_id: str) -> bool:
         return rollout_id in self._places
@@ -130,6 +163,9 @@ class TrajectoryLog:
     def become(self, copy: "LogCopy") -> None:
         """Replace the log by the copy, with the records that were appended since it was made."""
         self.flush()
+        if self._index is not None:
+            self._index.remove()
+            self._index = None
         moved = copy.places
         opened, shift = copy.put_in_place()
         for rollout_id, place in self._places.items():
@@ -188,6 +224,15 @@ class LogCopy:
             _partial(self._file).replace(self._file)
             flush_to_disk(self._file.parent)
         return self._partial, shift
+
+
+def _place(places: dict[str, Place], start: int, rollout_ids: list[str], sizes: list[int]) -> None:
+    """Note the places of consecutive records from `start` on."""
+    position = start
+    for rollout_id, size in zip(rollout_ids, sizes, strict=True):
+        position += FRAME.size
+        places[rollout_id] = Place(position, size)
+        position += size
 
 
 def _rewrite(file: Path, old: BinaryIO) -> tuple[BinaryIO, dict[str, Place]]:
