@@ -1,5 +1,6 @@
 """Training on several ranks against one: real processes, gloo and FSDP2 on a CPU."""
 
+import json
 import os
 import signal
 from array import array
@@ -20,6 +21,7 @@ from rollwright.training.advantages import GRPO
 from rollwright.training.model import TrainedModel
 from rollwright.training.ranks.commands import decode_rows, encode_rows
 from rollwright.training.ranks.dealing import deal, imbalance
+from rollwright.training.ranks.group import SETUP, Seat, connect
 from rollwright.training.ranks.leader import LeadingTrainer, Setup
 from rollwright.training.rows import Row, build_rows
 from rollwright.training.settings import TrainerSettings
@@ -107,6 +109,24 @@ def test_rows_arrive_as_they_were_sent() -> None:
     rows = batch(1)
     assert decode_rows(encode_rows(rows)) == rows
     assert isinstance(decode_rows(encode_rows(rows))[0].token_ids, array)
+
+
+@pytest.mark.parametrize("chosen", ["float32", "bfloat16"])
+def test_rank_0_chooses_the_data_type_of_all_ranks(monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+    """Else ranks on other machines would measure theirs and might choose another one."""
+    monkeypatch.setattr("rollwright.training.ranks.leader.choose_dtype", lambda wanted: chosen)
+    sent: list[str] = []
+
+    class Sent(Exception):
+        pass
+
+    def start(seat: Seat) -> Any:
+        sent.append(json.loads(connect(seat).get(SETUP))["settings"]["dtype"])
+        raise Sent
+
+    with pytest.raises(Sent):
+        LeadingTrainer(Setup("no model is loaded", settings(processes=2, dtype="auto")), start)
+    assert sent == [chosen]
 
 
 @pytest.fixture

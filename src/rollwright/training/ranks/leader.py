@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ import msgspec
 
 from rollwright.engines.base import Weights
 from rollwright.errors import RollwrightError
+from rollwright.hardware import choose_dtype
 from rollwright.models import load_model
 from rollwright.training.checkpoints import read_manifest
 from rollwright.training.ranks.collective import RankFailed, Ranks
@@ -66,6 +67,12 @@ class Setup:
     total_updates: int = 1
     temperature: float = 1.0
     seed: int = 0
+
+    def decided(self) -> "Setup":
+        """With the data type that this machine chooses for `auto`: another machine's ranks might choose another one, and the
+        parts of a gradient would differ in precision."""
+        dtype = choose_dtype(self.settings.dtype)
+        return replace(self, settings=self.settings.model_copy(update={"dtype": dtype}))
 
     def to_text(self) -> str:
         names = set(TrainerSettings.model_fields)
@@ -117,7 +124,7 @@ class LeadingTrainer:
     ) -> None:
         """`start`: starts the other ranks. `host`: address of this machine for them."""
         self.settings = setup.settings
-        self._setup, self._start, self._host = setup, start, host
+        self._setup, self._start, self._host = setup.decided(), start, host
         self._on_progress: Callable[[], None] = lambda: None
         self._checkpoint: Path | None = None
         """Last checkpoint; `None`: the base model."""
