@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rollwright.cli.console import RUNS, complete_config, complete_run, console, warn_of_password
-from rollwright.cli.run import LiveOption, RayOption
+from rollwright.cli.run import LiveOption, RayOption, RunsOption
 from rollwright.errors import ConfigError
 
 ROW_FILES = (".jsonl", ".csv", ".parquet")
@@ -93,7 +93,7 @@ def evaluate(
     fresh: Annotated[
         bool, typer.Option(help="Play everything, also what an earlier evaluation played.")
     ] = False,
-    runs: Annotated[Path, typer.Option(help="Folder that holds the run folders.")] = RUNS,
+    runs: RunsOption = RUNS,
     store: Annotated[
         str | None, typer.Option(help="Where rollouts are kept, as for `run`.", callback=warn_of_password)
     ] = None,

@@ -30,13 +30,14 @@ RayOption = Annotated[
         show_default=False,
     ),
 ]
+RunsOption = Annotated[Path, typer.Option(help="Folder that holds the run folders.")]
 LiveOption = Annotated[bool, typer.Option(help="Show the progress.")]
 
 
 def run(
     config: ConfigArgument,
     overrides: Overrides = None,
-    runs: Annotated[Path, typer.Option(help="Folder that holds the run folders.")] = RUNS,
+    runs: RunsOption = RUNS,
     store: Annotated[
         str | None,
         typer.Option(

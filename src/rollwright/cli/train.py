@@ -11,7 +11,7 @@ import typer
 
 from rollwright.cli.console import RUNS, Overrides, complete_config, complete_run, warn_of_password
 from rollwright.cli.loading import check_tags_known
-from rollwright.cli.run import LiveOption
+from rollwright.cli.run import LiveOption, RunsOption
 from rollwright.cli.ui import UiOption
 from rollwright.errors import ConfigError
 
@@ -25,6 +25,14 @@ RankRayOption = Annotated[
         help="Run the trainer's other ranks (training.processes) as actors of this Ray: auto, local or HOST:PORT.",
         show_default=False,
     ),
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option(help="Resume this run folder.", show_default=False, autocompletion=complete_run),
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option(help="Where rollouts are kept. Default: in the run folder.", callback=warn_of_password),
 ]
 
 
@@ -44,15 +52,9 @@ def train(
             autocompletion=complete_run,
         ),
     ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(help="Resume this run folder.", show_default=False, autocompletion=complete_run),
-    ] = None,
-    runs: Annotated[Path, typer.Option(help="Folder that holds the run folders.")] = RUNS,
-    store: Annotated[
-        str | None,
-        typer.Option(help="Where rollouts are kept. Default: in the run folder.", callback=warn_of_password),
-    ] = None,
+    resume: ResumeOption = None,
+    runs: RunsOption = RUNS,
+    store: StoreOption = None,
     report: Annotated[
         bool, typer.Option("--report", help="At the end, do what `rollwright report` does.")
     ] = False,
@@ -127,15 +129,9 @@ def serve_batches(
             show_default=False,
         ),
     ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(help="Resume this run folder.", show_default=False, autocompletion=complete_run),
-    ] = None,
-    runs: Annotated[Path, typer.Option(help="Folder that holds the run folders.")] = RUNS,
-    store: Annotated[
-        str | None,
-        typer.Option(help="Where rollouts are kept. Default: in the run folder.", callback=warn_of_password),
-    ] = None,
+    resume: ResumeOption = None,
+    runs: RunsOption = RUNS,
+    store: StoreOption = None,
     live: LiveOption = True,
 ) -> None:
     """Play as CONFIG says, and offer the batches over HTTP to a trainer of any kind, which returns weights.

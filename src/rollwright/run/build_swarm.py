@@ -18,7 +18,7 @@ from rollwright.swarm.recipes import TaskBook, task_seed
 from rollwright.swarm.settings import TRANSPORTS
 from rollwright.swarm.transports.base import Transport
 from rollwright.swarm.transports.gossip import GossipTransport
-from rollwright.swarm.transports.zenoh_link import open_zenoh_link
+from rollwright.swarm.transports.zenoh_link import ZenohLink
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ async def open_transport(
     """Open the configured transport; its factory may be async."""
     settings = config.communication
     if settings.announce == "views":
-        link = await open_zenoh_link(config, identity.peer, clock=clock)
+        link = await ZenohLink.join(config, identity.peer, clock=clock)
         return await GossipTransport.start(identity, config, link, clock=clock)
     made = TRANSPORTS.make(settings.transport, config, identity.peer, clock=clock, **settings.options)
     with TRANSPORTS.blame(settings.transport):

@@ -124,6 +124,21 @@ class ZenohTransport:
             ) from error
         return made
 
+    @classmethod
+    async def join(cls, swarm: SwarmConfig, peer: str, *, clock: Callable[[], float] = time.time) -> Self:
+        """Join the network as the settings say."""
+        settings = swarm.communication
+        return await cls.open(
+            swarm.name,
+            peer,
+            listen=settings.listen,
+            bootstrap=settings.bootstrap,
+            startup_timeout=settings.startup_timeout,
+            multicast=settings.multicast,
+            settings=settings.zenoh,
+            clock=clock,
+        )
+
     async def announce(self, manifest: bytes, deadline: float = CALL_SECONDS) -> None:
         self._announced += 1
         self._recent.append((self._announced, check_manifest(manifest)))
@@ -393,15 +408,4 @@ def _line(error: Exception) -> str:
 async def open_zenoh(
     swarm: SwarmConfig, peer: str, *, clock: Callable[[], float] = time.time
 ) -> ZenohTransport:
-    """Join the network as the settings say."""
-    settings = swarm.communication
-    return await ZenohTransport.open(
-        swarm.name,
-        peer,
-        listen=settings.listen,
-        bootstrap=settings.bootstrap,
-        startup_timeout=settings.startup_timeout,
-        multicast=settings.multicast,
-        settings=settings.zenoh,
-        clock=clock,
-    )
+    return await ZenohTransport.join(swarm, peer, clock=clock)

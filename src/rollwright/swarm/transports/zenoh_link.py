@@ -9,12 +9,10 @@ its routers hold the links (`zenoh: {mode: client}`).
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rollwright.swarm.gossip_messages import MAX_MESSAGE_BYTES
-from rollwright.swarm.settings import SwarmConfig
 from rollwright.swarm.transports.zenoh import PEER_NAME, ZenohTransport
 from rollwright.swarm.transports.zenoh_queries import ReplyThread
 
@@ -105,20 +103,3 @@ class ZenohLink(ZenohTransport):
             )
             await asyncio.wait_for(ended.wait(), 2 * _FIND_SECONDS)
         return set(names)
-
-
-async def open_zenoh_link(
-    swarm: SwarmConfig, peer: str, *, clock: Callable[[], float] = time.time
-) -> ZenohLink:
-    """Join the network as the settings say."""
-    settings = swarm.communication
-    return await ZenohLink.open(
-        swarm.name,
-        peer,
-        listen=settings.listen,
-        bootstrap=settings.bootstrap,
-        startup_timeout=settings.startup_timeout,
-        multicast=settings.multicast,
-        settings=settings.zenoh,
-        clock=clock,
-    )
