@@ -1,4 +1,8 @@
-"""A real vLLM server gets a LoRA adapter while calls are under way: within a second, every token with its version."""
+"""A real vLLM server gets a LoRA adapter while calls are under way: sooner than it answers a short call, and every token has
+its version.
+
+The seconds are printed: on an idle machine a fraction of one. The test compares them with calls of the same minute, because a
+busy machine slows both."""
 
 import asyncio
 import time
@@ -20,8 +24,8 @@ pytestmark = pytest.mark.engines
 
 PRECISION = 1e-3
 """Of vLLM in float32 against a forward pass of transformers."""
-SECONDS = 1.0
-"""Longest hand-over of SmolLM2's adapter, with calls under way."""
+SHORT = 12
+"""Tokens of a call that takes longer than a hand-over."""
 VERSIONS = 3
 
 
@@ -70,7 +74,7 @@ def logprobs(model: Any, prompt: Sequence[int], sampled: Sequence[int]) -> list[
     return [float(scored[place, token]) for place, token in enumerate(sampled)]
 
 
-async def test_an_adapter_is_handed_over_within_a_second_while_calls_run_and_every_token_is_exact(
+async def test_an_adapter_is_handed_over_in_less_time_than_a_short_call_and_every_token_is_exact(
     lora_server: "VllmServer", model_folder: Path, exported: list[tuple[Weights, Path]]
 ) -> None:
     from rollwright.engines.rendering import make_renderer
@@ -85,7 +89,7 @@ async def test_an_adapter_is_handed_over_within_a_second_while_calls_run_and_eve
         prompt = Prompt(episode=f"e{place}", key=("live", place), messages=(), ids=ids)
         return ids.tolist(), await policy.generate(prompt, Sampling(max_tokens=tokens))
 
-    took, made = [], []
+    took, short, made = [], [], []
     try:
         await policy.update_weights(exported[0][0], UpdateMode.ABORT_AND_RESUME)
         await call(0, 4)  # the first call with any adapter takes vLLM many seconds
@@ -96,7 +100,9 @@ async def test_an_adapter_is_handed_over_within_a_second_while_calls_run_and_eve
             await policy.update_weights(exported[version][0], UpdateMode.ABORT_AND_RESUME)
             took.append(time.perf_counter() - began)
             assert not all(each.done() for each in running)
-            fresh = await asyncio.gather(*(call(100 * version + place, 12) for place in range(3)))
+            began = time.perf_counter()
+            fresh = await asyncio.gather(*(call(100 * version + place, SHORT) for place in range(3)))
+            short.append(time.perf_counter() - began)
             old = await asyncio.gather(*running)
             assert {v for _, each in old for v in expand_versions(each.versions)} == {version - 1}
             assert {v for _, each in fresh for v in expand_versions(each.versions)} == {version}
@@ -118,4 +124,4 @@ async def test_an_adapter_is_handed_over_within_a_second_while_calls_run_and_eve
         assert list(each.logprobs) == pytest.approx(expected, abs=PRECISION)
         differs = max(differs, *(abs(a - b) for a, b in zip(expected, other, strict=True)))
     assert differs > 10 * PRECISION, "versions can be told apart"
-    assert max(took) <= SECONDS
+    assert sum(took) <= sum(short)
