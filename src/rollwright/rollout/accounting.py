@@ -48,11 +48,15 @@ FateReason = tuple[Fate, str | None]
 """A rollout's fate, and the reason if it was left out."""
 
 
+_NO_COUNTS = dict.fromkeys(Fate, 0)
+"""Copied for each ledger: every group has one."""
+
+
 @dataclass
 class Ledger:
     """Number of rollouts by fate, and by the reason for which they were left out."""
 
-    counts: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
+    counts: dict[Fate, int] = field(default_factory=_NO_COUNTS.copy)
     reasons: dict[str, int] = field(default_factory=dict)
     """Rollouts that were filtered, stale, cancelled or failed, by `fate: reason`."""
     catches: Catches = field(default_factory=Catches)
@@ -62,8 +66,8 @@ class Ledger:
     def opened(self) -> int:
         return sum(self.counts.values())
 
-    def open(self) -> None:
-        self.counts[Fate.RUNNING] += 1
+    def open(self, count: int = 1) -> None:
+        self.counts[Fate.RUNNING] += count
 
     def move(self, old: Fate, new: Fate, reason: str | None = None, count: int = 1) -> None:
         self.counts[old] -= count

@@ -37,7 +37,7 @@ from rollwright.rollout.ranking import GroupRanker
 from rollwright.rollout.recovery import restore_stream
 from rollwright.rollout.settings import EnvManagerConfig, StreamSettings
 from rollwright.rollout.settling import RolloutSettler
-from rollwright.rollout.stream import OpeningGate, StreamHooks, StreamPace, StreamRollouts
+from rollwright.rollout.stream import CompletionLog, OpeningGate, StreamHooks, StreamPace, StreamRollouts
 from rollwright.store.api import Store
 from rollwright.trajectory import Trajectory
 
@@ -86,6 +86,7 @@ class RolloutScheduler:
         resources_id: str | None = None,
         forget: bool = False,
         delivered: Collection[str] | None = None,
+        completions: CompletionLog | None = None,
         draw: DrawFunction | None = None,
         observe: Callable[[Group], None] | None = None,
         slot_tags: Sequence[str] | None = None,
@@ -103,6 +104,7 @@ class RolloutScheduler:
             stream: Name of this stream in the ids of its rollouts; levels depend on `mode` alone.
             resources_id, forget: See `StreamRollouts`.
             delivered: Groups that were handed out before; given to resume a stream that is in the store already.
+            completions: What was read of the store's completion log, to resume from it.
             draw, observe: See `GroupBook`.
             slot_tags: Tags of the groups in turn; by default the manager's.
             first, forgotten, keep_accounts: See `GroupBook`; with a `first`, the store need not have the groups before it.
@@ -146,6 +148,7 @@ class RolloutScheduler:
         self._settler = RolloutSettler(self._book, self._rollouts, self._hooks, self._notify, ranker)
         self._first = first
         self._delivered = delivered
+        self._completions = completions
         self._gate = gate
         self._pace = pace
         self._wanted = 0
@@ -185,7 +188,10 @@ class RolloutScheduler:
 
     async def __aenter__(self) -> Self:
         if self._delivered is not None:
-            self._cursor = await restore_stream(self._settler, self._first, self._delivered)
+            self._cursor = await restore_stream(
+                self._settler, self._first, self._delivered, self._completions
+            )
+            self._completions = None  # a run may have a million of them
         self._demand.set()
         self._background = [
             asyncio.create_task(self._collect(), name=f"collect-{self._mode}"),

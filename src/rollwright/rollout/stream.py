@@ -4,7 +4,7 @@ Always true: enqueueing, cancelling and deleting are idempotent, so a decision t
 applied again.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,9 @@ from rollwright.trajectory import OutsideCall, Trajectory
 
 IDS_AT_ONCE = 10_000
 """Page size of queries for rollout ids; each page costs a scan of all of them."""
+
+ENTRIES_AT_ONCE = 5_000
+"""Entries of the completion log that are read together: a megabyte, which holds up other calls for milliseconds."""
 
 
 UNFINISHED = [each for each in RolloutStatus if each not in FINAL_ROLLOUT]
@@ -128,10 +131,33 @@ class StreamRollouts:
             await self.store.delete_rollouts(rollout_ids)
 
 
-async def rollout_ids(store: Store, prefix: str, mode: str | None = None) -> list[str]:
+class CompletionLog:
+    """What was read of a store's completion log, so that a run that is resumed reads it once and not at every step of its
+    start. Entries are never changed in the store; those of deleted rollouts may still be here."""
+
+    def __init__(self) -> None:
+        self.entries: list[CompletionEntry] = []
+
+    @property
+    def cursor(self) -> int:
+        """Position in the log up to which it was read."""
+        return self.entries[-1].cursor if self.entries else 0
+
+    async def read_on(self, store: Store) -> list[CompletionEntry]:
+        """Reads what was added since the last call; returns all entries."""
+        while page := await store.read_completions(self.cursor, limit=ENTRIES_AT_ONCE):
+            self.entries += page
+        return self.entries
+
+
+async def rollout_ids(
+    store: Store, prefix: str, mode: str | None = None, log: CompletionLog | None = None
+) -> list[str]:
     """Ids in a store with this prefix: those of the completion log, then those that have not ended, which are few beside
-    them. To page through all rollouts would cost a scan for each page. `mode`: of those that have not ended."""
-    found = [each.rollout_id async for each in completions(store) if each.rollout_id.startswith(prefix)]
+    them. To page through all rollouts would cost a scan for each page. `mode`: of those that have not ended; `log`: what was
+    read of the completion log."""
+    log = await (CompletionLog() if log is None else log).read_on(store)
+    found = [each.rollout_id for each in log if each.rollout_id.startswith(prefix)]
     return list(dict.fromkeys([*found, *await open_rollout_ids(store, prefix, mode)]))
 
 
@@ -146,11 +172,3 @@ async def open_rollout_ids(store: Store, prefix: str, mode: str | None = None) -
         if not page.items or len(found) >= page.total:
             return [each for each in found if each.startswith(prefix)]
 
-
-async def completions(store: Store) -> AsyncIterator[CompletionEntry]:
-    """Yields the store's completion log, read page by page."""
-    cursor = 0
-    while page := await store.read_completions(cursor):
-        cursor = page[-1].cursor
-        for each in page:
-            yield each

@@ -68,7 +68,8 @@ class CostLedger:
         self.rollouts += rollouts
         self.seconds[tag] = self.seconds.get(tag, 0.0) + seconds
         for key, usage in used.items():
-            self.used[key] = self.used.get(key, TokenUsage()) + usage
+            before = self.used.get(key)
+            self.used[key] = usage if before is None else before + usage
 
     @property
     def total(self) -> TokenUsage:
@@ -258,6 +259,8 @@ class CostBook:
     def _add(self, used: Mapping[CostKey, TokenUsage], seconds: float, tag: str, rollouts: int = 1) -> float:
         """Add to the sums; returns the dollars."""
         self.ledger.add(used, seconds, tag, rollouts=rollouts)
+        if not self.prices:
+            return 0.0
         dollars = _dollars(used, self.prices) or 0.0
         self._spent += dollars
         return dollars
