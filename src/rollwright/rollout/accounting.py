@@ -5,6 +5,7 @@ up. Totals of an `Activity` only grow. Two failure messages have the same cause 
 case: rollout and request ids, ports, counts, temporary folders; the status of an HTTP answer is part of the cause.
 """
 
+import heapq
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -268,8 +269,14 @@ class Activity:
     def episodes(self, number: int | None = None) -> list[dict[str, Any]]:
         """Episodes in flight with what each waits for and for how long, those that have waited longest first."""
         told = [row for each in (self, *self.elsewhere.values()) for row in each.told_episodes]
-        for rollout_id, session in tuple(self.sessions.items()):
-            wait, trajectory = session.stopwatch.current(), session.trajectory
+        waits = [
+            (session.stopwatch.current(), rollout_id, session)
+            for rollout_id, session in self.sessions.items()
+        ]
+        if number is not None:  # a row takes longer than a look at the clock, and there may be 100,000
+            waits = heapq.nlargest(number, waits, key=lambda each: each[0].seconds)
+        for wait, rollout_id, session in waits:
+            trajectory = session.trajectory
             told.append(
                 {
                     "rollout_id": rollout_id,

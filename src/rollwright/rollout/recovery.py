@@ -124,9 +124,9 @@ async def restore_stream(
     """
     book, store = settler.book, settler.rollouts.store
     handed_out = frozenset(delivered)
-    # Before the completion log: what ends meanwhile is in both.
-    known = set(await open_rollout_ids(store, book.prefix, settler.rollouts.mode))
     log = CompletionLog() if log is None else log
+    # Before the completion log: what ends meanwhile is in both.
+    known = set(await open_rollout_ids(store, book.prefix, settler.rollouts.mode, log))
     of_delivered: dict[str, list[CompletionEntry]] = {}
     others: list[CompletionEntry] = []
     for each in await log.read_on(store):

@@ -48,6 +48,9 @@ FOREIGN_CANCELLATION = (
 COMPLETIONS_SECONDS = 60.0
 """Seconds for which one call waits for finished rollouts; only limits the effect of a lost wake-up."""
 
+OPENED_AT_ONCE = 1_000
+"""Rollouts that are enqueued together: workers play the first ones while others are opened, perhaps a million."""
+
 GATE_SECONDS = 1.0
 """Seconds after which a gate is asked again without news."""
 
@@ -208,7 +211,7 @@ class RolloutScheduler:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._settler.close()
         if kind is None:  # otherwise rollouts in progress may be resumed
-            await self._settler.apply(self._book.abandon("the run ended"))
+            await self._settler.finish(self._book.abandon("the run ended"))
 
     async def get_batch(self, batch_size: int) -> Batch:
         """Waits until complete groups have this number of trajectories, and hands them out.
@@ -285,6 +288,9 @@ class RolloutScheduler:
                 self._demand.clear()
                 opened: list[tuple[str, Episode]] = []
                 while self._wants_group():
+                    if len(opened) >= OPENED_AT_ONCE:
+                        self._demand.set()  # for the rest, when these are in the store
+                        break
                     opened += self._leave_out_known(self._book.open_group())
                 if opened:
                     await self._hooks.opened()

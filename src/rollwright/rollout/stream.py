@@ -25,7 +25,7 @@ from rollwright.store.records import (
 from rollwright.store.transitions import FINAL_ROLLOUT
 from rollwright.trajectory import OutsideCall, Trajectory
 
-IDS_AT_ONCE = 10_000
+IDS_AT_ONCE = 50_000
 """Page size of queries for rollout ids; each page costs a scan of all of them."""
 
 ENTRIES_AT_ONCE = 5_000
@@ -137,6 +137,8 @@ class CompletionLog:
 
     def __init__(self) -> None:
         self.entries: list[CompletionEntry] = []
+        self.open_ids: list[str] | None = None
+        """Rollouts that had not ended when the store was checked; `None`: it was not, and has to be asked."""
 
     @property
     def cursor(self) -> int:
@@ -156,13 +158,17 @@ async def rollout_ids(
     """Ids in a store with this prefix: those of the completion log, then those that have not ended, which are few beside
     them. To page through all rollouts would cost a scan for each page. `mode`: of those that have not ended; `log`: what was
     read of the completion log."""
-    log = await (CompletionLog() if log is None else log).read_on(store)
-    found = [each.rollout_id for each in log if each.rollout_id.startswith(prefix)]
-    return list(dict.fromkeys([*found, *await open_rollout_ids(store, prefix, mode)]))
+    log = CompletionLog() if log is None else log
+    found = [each.rollout_id for each in await log.read_on(store) if each.rollout_id.startswith(prefix)]
+    return list(dict.fromkeys([*found, *await open_rollout_ids(store, prefix, mode, log)]))
 
 
-async def open_rollout_ids(store: Store, prefix: str, mode: str | None = None) -> list[str]:
+async def open_rollout_ids(
+    store: Store, prefix: str, mode: str | None = None, log: CompletionLog | None = None
+) -> list[str]:
     """Ids in a store with this prefix, of rollouts that have not ended. `mode`: of these only."""
+    if log is not None and log.open_ids is not None:
+        return [each for each in log.open_ids if each.startswith(prefix)]
     found: list[str] = []
     while True:
         page = await store.query_rollouts(

@@ -46,7 +46,7 @@ async def recover(folder: RunFolder, address: str, config: RunConfig) -> None:
     """Check the store and complete the log from it; repairs are reported to the folder."""
     if address == "memory":
         return
-    with rare_collections():  # much is read, and all of it stays
+    with rare_collections():  # what is read stays, so that collections would find nothing
         folder.completions = CompletionLog()
         if (path := sqlite_path(address)) is not None:
             await _check_file(folder, path, folder.completions, config)
@@ -103,6 +103,7 @@ async def _check_file(folder: RunFolder, path: Path, log: CompletionLog, config:
     wrong = problems[0].removeprefix(f"{path}: ") if problems else await _unreadable(path, log)
     if wrong is not None:
         log.entries.clear()
+        log.open_ids = None
         aside = move_aside(path)
         saved = _take(folder, await asyncio.to_thread(list, readable_trajectories(aside)), config)
         also = f"; {saved:,} finished trajectories were saved from it" if saved else ""
@@ -118,7 +119,7 @@ async def _unreadable(path: Path, log: CompletionLog) -> str | None:
 
     store = await open_store(str(path))
     try:
-        await asyncio.to_thread(decode_rollouts, path)  # in one pass: pages of a query would each cost a scan
+        log.open_ids = await asyncio.to_thread(decode_rollouts, path)  # in one pass: pages of a query would each cost a scan
         await log.read_on(store)
         await store.get_latest_resources()
     except Exception as error:  # noqa: BLE001 - damaged bytes raise anything
