@@ -152,6 +152,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed = True
+        self.workers.stop_claiming()
         with no_collections():
             if self._forget and self._work is not None:
                 # Nobody resumes what they play, so the store need not tell each episode to stop first.

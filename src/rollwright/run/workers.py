@@ -113,6 +113,12 @@ class RunWorkers:
         stack.push_async_callback(self._stop, task, drain=drain)
         return task
 
+    def stop_claiming(self) -> None:
+        """Has the workers of this process begin no further rollout: the run ends, and the rest of its queue, perhaps a million
+        rollouts, is about to be cancelled."""
+        for worker in self._coroutines:
+            worker.stop_claiming()
+
     async def _make_process_fleet(
         self, processes: int, store: Store, given: str | None, stack: AsyncExitStack
     ) -> ProcessFleet:
