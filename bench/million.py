@@ -269,14 +269,26 @@ def show_finished(sizes: list[int]) -> list[dict[str, Any]]:
 
 def show_queued(sizes: list[int]) -> list[dict[str, Any]]:
     table = Table(box=box.SIMPLE_HEAD, title="rollouts in the queue of a run", title_justify="left")
-    for name in ("rollouts", "all open: CPU s", "MiB", "plays again: CPU s", "MiB", "plays a batch and ends: CPU s", "MiB"):
+    for name in (
+        "rollouts",
+        "all open: CPU s",
+        "MiB",
+        "plays again: CPU s",
+        "MiB",
+        "plays a batch and ends: CPU s",
+        "MiB",
+    ):
         table.add_column(name, justify="right")
     found = []
     for row in rows_of(sizes, measure_queue):
         found.append(row)
         cells = [
             f"{row[name][key]:,.{digits}f}"
-            for name, cpu in (("open", "until_cpu_seconds"), ("resume", "until_cpu_seconds"), ("end", "cpu_seconds"))
+            for name, cpu in (
+                ("open", "until_cpu_seconds"),
+                ("resume", "until_cpu_seconds"),
+                ("end", "cpu_seconds"),
+            )
             for key, digits in ((cpu, 1), ("mib", 0))
         ]
         table.add_row(f"{row['rollouts']:,}", *cells)

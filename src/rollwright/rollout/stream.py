@@ -177,4 +177,3 @@ async def open_rollout_ids(
         found += [each.rollout_id for each in page]
         if not page.items or len(found) >= page.total:
             return [each for each in found if each.startswith(prefix)]
-

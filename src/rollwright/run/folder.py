@@ -26,8 +26,8 @@ from rollwright.run.trajectory_log import TRAJECTORIES, TrajectoryLog
 from rollwright.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from rollwright.rollout.stream import CompletionLog
     from rollwright.config import RunConfig
+    from rollwright.rollout.stream import CompletionLog
 from rollwright.run.rewriting import KeptLog, fold_costs, remove_rows, repair_rows
 
 _log = logging.getLogger(__name__)

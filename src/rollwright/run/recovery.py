@@ -119,7 +119,9 @@ async def _unreadable(path: Path, log: CompletionLog) -> str | None:
 
     store = await open_store(str(path))
     try:
-        log.open_ids = await asyncio.to_thread(decode_rollouts, path)  # in one pass: pages of a query would each cost a scan
+        log.open_ids = await asyncio.to_thread(
+            decode_rollouts, path
+        )  # in one pass: pages of a query would each cost a scan
         await log.read_on(store)
         await store.get_latest_resources()
     except Exception as error:  # noqa: BLE001 - damaged bytes raise anything

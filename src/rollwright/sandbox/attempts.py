@@ -117,7 +117,7 @@ class AttemptBoxes:
 _current: ContextVar[AttemptBoxes | None] = ContextVar("rollwright_attempt_boxes", default=None)
 
 
-class use_boxes:  # noqa: N801 - used like a function
+class use_boxes:
     """`with use_boxes(boxes):` makes these the boxes of everything that runs inside the block, and ends them after it."""
 
     __slots__ = ("_boxes", "_token")

@@ -55,7 +55,7 @@ _CALLS: ContextVar[list[OutsideCall] | None] = ContextVar("rollwright_outside_ca
 _JUDGE: ContextVar[str] = ContextVar("rollwright_judge", default="judge")
 
 
-class collect_calls:  # noqa: N801 - used like a function
+class collect_calls:
     """`with collect_calls() as calls:` lists the calls that are noted inside. Every attempt enters one, so it is no generator,
     through which a cancellation takes several times as long."""
 
