@@ -55,8 +55,10 @@ RECOVERY = """How long it takes until the episodes of a dead worker are played e
 twice. A killed worker is noticed when its leases end; one that is told to stop hands its episodes back."""
 
 RAY_WORKERS = """Ray actors next to the same number of worker processes, in one run: episodes for each second, at the limit of the
-workers and the store. Then processes with an engine that answers at once (`--processes`), and the processor time of an episode
-in the main process and in the workers."""
+workers and the store; that table is of 2026-11-16, when processes, too, reached the store through the main process. Then
+processes with an engine that answers at once (`--processes`), and the processor time of an episode in the main process and in
+the workers, on 2026-11-18 beside other programs (load average 13). Such load slows one worker more than two, so the ratio of
+rates is flattered; processor time hardly changes. By it, two cores of their own allow 1.9×."""
 
 RENDERING = """What the next prompt costs at turn 128 of an episode of 60,000 tokens, in CPU time: what a session does (the ids of
 the turns, joined, and those of the new message), and rendering the whole history again. One pass over the ids is the
