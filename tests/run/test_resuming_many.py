@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.rollout.stream import CompletionLog, rollout_ids
+from rollwright.rollout.stream import CompletionsRead, rollout_ids
 from rollwright.run.sealed_rows import SealedRows, check_rows, iterate_rows, read_rows, seal
 from rollwright.store.memory import MemoryStore
 from rollwright.store.records import AttemptStatus, CompletionEntry
@@ -98,7 +98,7 @@ class CountingStore(MemoryStore):
 
 
 async def test_the_completion_log_is_read_once() -> None:
-    store, log = CountingStore(), CompletionLog()
+    store, log = CountingStore(), CompletionsRead()
     names = [f"run.train-g{number}-m0" for number in range(4)]
     for name in names:
         await store.enqueue_rollout({}, rollout_id=name, mode="train")
@@ -112,7 +112,7 @@ async def test_the_completion_log_is_read_once() -> None:
 
 
 async def test_rollouts_that_were_open_when_the_store_was_checked_are_not_asked_for_again() -> None:
-    store, log = MemoryStore(), CompletionLog()
+    store, log = MemoryStore(), CompletionsRead()
     log.open_ids = ["run.train-g7-m0", "other.train-g1-m0"]
     assert await rollout_ids(store, "run.train-g", "train", log) == ["run.train-g7-m0"]
     await store.close()

@@ -18,7 +18,7 @@ from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
 from rollwright.rollout.groups import NOT_NEEDED
 from rollwright.rollout.settling import NO_REASON, RolloutSettler
-from rollwright.rollout.stream import CompletionLog, open_rollout_ids
+from rollwright.rollout.stream import CompletionsRead, open_rollout_ids
 from rollwright.store.records import CompletionEntry, EnqueueRequest, RolloutStatus
 from rollwright.trajectory import Boundary, Trajectory
 
@@ -114,7 +114,7 @@ def _group_of(completion: CompletionEntry) -> str:
 
 
 async def restore_stream(
-    settler: RolloutSettler, first: int, delivered: Collection[str], log: CompletionLog | None = None
+    settler: RolloutSettler, first: int, delivered: Collection[str], log: CompletionsRead | None = None
 ) -> int:
     """Brings the settler's book to the state of the store; returns the position in the completion log up to which it was read.
 
@@ -124,7 +124,7 @@ async def restore_stream(
     """
     book, store = settler.book, settler.rollouts.store
     handed_out = frozenset(delivered)
-    log = CompletionLog() if log is None else log
+    log = CompletionsRead() if log is None else log
     # Before the completion log: what ends meanwhile is in both.
     known = set(await open_rollout_ids(store, book.prefix, settler.rollouts.mode, log))
     of_delivered: dict[str, list[CompletionEntry]] = {}

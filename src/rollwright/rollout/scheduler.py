@@ -37,7 +37,7 @@ from rollwright.rollout.ranking import GroupRanker
 from rollwright.rollout.recovery import restore_stream
 from rollwright.rollout.settings import EnvManagerConfig, StreamSettings
 from rollwright.rollout.settling import RolloutSettler
-from rollwright.rollout.stream import CompletionLog, OpeningGate, StreamHooks, StreamPace, StreamRollouts
+from rollwright.rollout.stream import CompletionsRead, OpeningGate, StreamHooks, StreamPace, StreamRollouts
 from rollwright.store.api import Store
 from rollwright.trajectory import Trajectory
 
@@ -89,7 +89,7 @@ class RolloutScheduler:
         resources_id: str | None = None,
         forget: bool = False,
         delivered: Collection[str] | None = None,
-        completions: CompletionLog | None = None,
+        completions: CompletionsRead | None = None,
         draw: DrawFunction | None = None,
         observe: Callable[[Group], None] | None = None,
         slot_tags: Sequence[str] | None = None,

@@ -131,7 +131,7 @@ class StreamRollouts:
             await self.store.delete_rollouts(rollout_ids)
 
 
-class CompletionLog:
+class CompletionsRead:
     """What was read of a store's completion log, so that a run that is resumed reads it once and not at every step of its
     start. Entries are never changed in the store; those of deleted rollouts may still be here."""
 
@@ -153,18 +153,18 @@ class CompletionLog:
 
 
 async def rollout_ids(
-    store: Store, prefix: str, mode: str | None = None, log: CompletionLog | None = None
+    store: Store, prefix: str, mode: str | None = None, log: CompletionsRead | None = None
 ) -> list[str]:
     """Ids in a store with this prefix: those of the completion log, then those that have not ended, which are few beside
     them. To page through all rollouts would cost a scan for each page. `mode`: of those that have not ended; `log`: what was
     read of the completion log."""
-    log = CompletionLog() if log is None else log
+    log = CompletionsRead() if log is None else log
     found = [each.rollout_id for each in await log.read_on(store) if each.rollout_id.startswith(prefix)]
     return list(dict.fromkeys([*found, *await open_rollout_ids(store, prefix, mode, log)]))
 
 
 async def open_rollout_ids(
-    store: Store, prefix: str, mode: str | None = None, log: CompletionLog | None = None
+    store: Store, prefix: str, mode: str | None = None, log: CompletionsRead | None = None
 ) -> list[str]:
     """Ids in a store with this prefix, of rollouts that have not ended. `mode`: of these only."""
     if log is not None and log.open_ids is not None:

@@ -19,7 +19,7 @@ from rollwright.rollout.accounting import Fate
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.recovery import CompletionReplay
 from rollwright.rollout.settling import NO_REASON
-from rollwright.rollout.stream import CompletionLog
+from rollwright.rollout.stream import CompletionsRead
 from rollwright.run.folder import CONFIG, STORE, RunFolder, RunReader
 from rollwright.run.gc_tuning import rare_collections
 from rollwright.run.retention import own_index, replace_durably
@@ -47,7 +47,7 @@ async def recover(folder: RunFolder, address: str, config: RunConfig) -> None:
     if address == "memory":
         return
     with rare_collections():  # what is read stays, so that collections would find nothing
-        folder.completions = CompletionLog()
+        folder.completions = CompletionsRead()
         if (path := sqlite_path(address)) is not None:
             await _check_file(folder, path, folder.completions, config)
         store = await open_store(address)
@@ -90,7 +90,7 @@ def resumed_settings(reader: RunReader, overrides: Sequence[str] = ()) -> RunCon
     return settings
 
 
-async def _check_file(folder: RunFolder, path: Path, log: CompletionLog, config: RunConfig) -> None:
+async def _check_file(folder: RunFolder, path: Path, log: CompletionsRead, config: RunConfig) -> None:
     # imported here, because only a run with a SQLite file needs it
     from rollwright.store.sql.sqlite_integrity import check_integrity, move_aside, readable_trajectories
 
@@ -113,7 +113,7 @@ async def _check_file(folder: RunFolder, path: Path, log: CompletionLog, config:
         folder.store_is_new = True
 
 
-async def _unreadable(path: Path, log: CompletionLog) -> str | None:
+async def _unreadable(path: Path, log: CompletionsRead) -> str | None:
     """Error in the rows of a SQLite file, which SQLite's own check does not decode; `None` if all can be read."""
     from rollwright.store.sql.sqlite_integrity import decode_rollouts
 
@@ -160,7 +160,7 @@ def _take(folder: RunFolder, found: Iterable[bytes], config: RunConfig) -> int:
 
 
 async def _complete_log(
-    folder: RunFolder, store: Store, completions: CompletionLog, config: RunConfig
+    folder: RunFolder, store: Store, completions: CompletionsRead, config: RunConfig
 ) -> None:
     """Add the trajectories of delivered groups that only the store has, and report those that neither has.
 
@@ -226,7 +226,7 @@ def _members_of(
     return taken
 
 
-async def enter_finished(store: Store, folder: RunFolder, log: CompletionLog, config: RunConfig) -> None:
+async def enter_finished(store: Store, folder: RunFolder, log: CompletionsRead, config: RunConfig) -> None:
     """Mark the folder's finished and permanently failed rollouts as such in the store, whose completions up to some position
     are in `log`."""
     final = {each.rollout_id for each in await log.read_on(store)}

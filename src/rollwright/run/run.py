@@ -22,7 +22,7 @@ from rollwright.rollout.draws import RecordedDraws
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import draw_in_order
 from rollwright.rollout.scheduler import FOREIGN_CANCELLATION
-from rollwright.rollout.stream import CompletionLog, rollout_ids
+from rollwright.rollout.stream import CompletionsRead, rollout_ids
 from rollwright.rollout.worker import first_cause
 from rollwright.run.build import SettingsTable, build_curriculum
 from rollwright.run.build_agents import build_board
@@ -201,14 +201,14 @@ class Run:
             scheduler = self._scheduler(self.config.train_env_manager, "train", "train", self._delivered, log)
             self._training = await self._stack.enter_async_context(scheduler)
 
-    def _read_completions(self) -> CompletionLog:
+    def _read_completions(self) -> CompletionsRead:
         """What recovery has read of the store's completion log. Nothing of it counts if the rollouts were deleted since,
         because another model begins anew."""
         if self._folder is None:
-            return CompletionLog()
+            return CompletionsRead()
         log, self._folder.completions = self._folder.completions, None
         anew = any(each.key == MODEL for each in self.changes)
-        return CompletionLog() if log is None or anew else log
+        return CompletionsRead() if log is None or anew else log
 
     async def _close_policy(self) -> None:
         try:
@@ -302,7 +302,7 @@ class Run:
         mode: str,
         stream: str,
         delivered: Collection[str] | None,
-        log: CompletionLog | None = None,
+        log: CompletionsRead | None = None,
     ) -> RolloutScheduler:
         forgotten = self._forgotten if mode == "train" else None
         evaluation = self._evaluation if mode == VALIDATION else None
