@@ -1,6 +1,6 @@
-"""How long does it take to resume a run that has a million finished rollouts behind it?
+"""How long does it take to resume a run that has a million finished rollouts behind it, and one with a million in its queue?
 
-    python bench/million.py [--sizes 10000,100000,1000000]
+    python bench/million.py [--sizes 10000,100000,1000000] [--queued 1000,1000000] [--only finished|queued]
 
 One step of a real run is played by the `rollwright` command: 1,000 rollouts of one turn on the simulated engine, with a SQLite
 store. Its records are then written again under the ids of later steps, with the writers that runs use for the log and the files
@@ -8,16 +8,23 @@ beside it, and as rows of the store, until the folder has the wanted number. `ro
 more step, and `rollwright show RUN` reads it. Counted are CPU seconds and peak memory of the whole command, and of a resumed run
 the CPU seconds until it plays again; what follows is the new step, and the summary over all steps. The first row, with
 1,000 rollouts, is what the commands take in any case. A million rollouts take 4 GB of disk, removed afterwards.
+
+A second table has runs that open many rollouts ahead of their batches, with an engine that is so slow that nearly all wait in
+the queue. A run is interrupted when all are in the store, resumed and interrupted again when it plays, and resumed with a fast
+engine for one batch of 1,000, after which it ends and cancels the rest. Each command counts as a whole, with its exit.
 """
 
 import argparse
+import json
 import os
 import resource
+import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,13 +35,15 @@ import yaml
 from rich import box
 from rich.table import Table
 
-from results_file import write_results
+from results_file import RESULTS, write_results
 from rollwright.cli.console import console
 from rollwright.run.folder import RunFolder, RunReader
 
 STEP, GROUP = 1_000, 5
 """Rollouts of a step and of a group."""
 SIZES = (10_000, 100_000, 1_000_000)
+QUEUED = (1_000, 100_000, 1_000_000)
+INFLIGHT = 64
 MOST_SECONDS = 20.0
 NAME = "million"
 _ATTEMPT_BITS = 20
@@ -166,21 +175,82 @@ def measure(size: int, at: Path) -> dict[str, Any]:
     return {"rollouts": size, "disk_mb": disk / 1e6, "resume": resumed, "show": shown}
 
 
-def rows_of(sizes: list[int]) -> Iterator[dict[str, Any]]:
+def queue_settings(size: int) -> dict[str, Any]:
+    """A run that opens so many rollouts ahead, and plays next to none of them."""
+    changed = {
+        "max_steps": 1_000_000,
+        "max_inflight": INFLIGHT,
+        "async_generation_ratio": size / STEP,
+        "policy": {"kind": "simulated", "slots": INFLIGHT, "tokens_per_second": 0.1, "mean_tokens": 4},
+    }
+    manager = settings()["train_env_manager"] | {"num_env_groups": 2 * size // GROUP}
+    return settings() | changed | {"train_env_manager": manager}
+
+
+def interrupted(*words: str, cwd: Path, when: Callable[[], bool]) -> dict[str, float]:
+    """Runs `rollwright` and interrupts it; CPU seconds and peak memory until then, and CPU seconds of all."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rollwright", *words],
+        cwd=cwd,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    found = psutil.Process(process.pid)
+    while process.poll() is None and not when():
+        time.sleep(0.05)
+    times, memory = found.cpu_times(), found.memory_info()
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate()
+    if process.returncode != 128 + signal.SIGINT:
+        raise SystemExit(f"{' '.join(words)}: {error.decode().strip().splitlines()[-1:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "until_cpu_seconds": times.user + times.system,
+        "until_mib": memory.rss / 2**20,
+        "cpu_seconds": cpu,
+        "mib": after.ru_maxrss / 1024,
+    }
+
+
+def measure_queue(size: int, at: Path) -> dict[str, Any]:
+    (at / "run.yaml").write_text(yaml.safe_dump(queue_settings(size)))
+    run = at / "runs" / NAME
+    opened = interrupted("run", "run.yaml", "--no-live", cwd=at, when=lambda: enqueued(run) >= size)
+    live = run / "live.json"
+    resumed = interrupted("resume", str(run), "--no-live", cwd=at, when=live.exists)
+    fast = ("max_steps=1", "policy.tokens_per_second=1e6")
+    ended = command("resume", str(run), *fast, "--no-live", cwd=at)
+    with sqlite3.connect(run / "store.db") as store:
+        counts = dict(store.execute("SELECT status, count(*) FROM rollouts GROUP BY status"))
+    assert sum(counts.values()) >= size, "all were opened"
+    assert set(counts) == {"succeeded", "cancelled"}, f"not all have ended: {counts}"
+    return {"rollouts": size, "open": opened, "resume": resumed, "end": ended}
+
+
+def enqueued(run: Path) -> int:
+    """Rollouts in the store of a run that may not have one yet."""
+    try:
+        with closing(sqlite3.connect(f"file:{run / 'store.db'}?mode=ro", uri=True)) as store:
+            return int(store.execute("SELECT coalesce(max(place), 0) FROM rollouts").fetchone()[0])
+    except sqlite3.Error:
+        return 0
+
+
+def rows_of(sizes: list[int], measured: Callable[[int, Path], dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for size in sizes:
         with TemporaryDirectory() as folder:
-            yield measure(size, Path(folder))
+            yield measured(size, Path(folder))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
-    sizes = [STEP, *map(int, parser.parse_args().sizes.split(","))]
+def show_finished(sizes: list[int]) -> list[dict[str, Any]]:
     table = Table(box=box.SIMPLE_HEAD, title="finished rollouts behind a run", title_justify="left")
     for name in ("rollouts", "disk MB", "plays after CPU s", "resume: CPU s", "MiB", "show: CPU s", "MiB"):
         table.add_column(name, justify="right")
     found = []
-    for row in rows_of(sizes):
+    for row in rows_of([STEP, *sizes], measure):
         found.append(row)
         console().print(
             f"{row['rollouts']:,}: plays after {row['resume'].get('plays_cpu_seconds', 0.0):.1f} s of CPU, "
@@ -194,7 +264,52 @@ def main() -> None:
         plays = f"{row['resume'].get('plays_cpu_seconds', 0.0):.1f}"
         table.add_row(f"{row['rollouts']:,}", f"{row['disk_mb']:,.0f}", plays, *cells)
     console().print(table)
-    write_results("million", {"most_seconds": MOST_SECONDS, "sizes": found})
+    return found
+
+
+def show_queued(sizes: list[int]) -> list[dict[str, Any]]:
+    table = Table(box=box.SIMPLE_HEAD, title="rollouts in the queue of a run", title_justify="left")
+    for name in (
+        "rollouts",
+        "all open: CPU s",
+        "MiB",
+        "plays again: CPU s",
+        "MiB",
+        "plays a batch and ends: CPU s",
+        "MiB",
+    ):
+        table.add_column(name, justify="right")
+    found = []
+    for row in rows_of(sizes, measure_queue):
+        found.append(row)
+        cells = [
+            f"{row[name][key]:,.{digits}f}"
+            for name, cpu in (
+                ("open", "until_cpu_seconds"),
+                ("resume", "until_cpu_seconds"),
+                ("end", "cpu_seconds"),
+            )
+            for key, digits in ((cpu, 1), ("mib", 0))
+        ]
+        table.add_row(f"{row['rollouts']:,}", *cells)
+        console().print(f"{row['rollouts']:,} queued: {row}")
+    console().print(table)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    parser.add_argument("--queued", default=",".join(map(str, QUEUED)))
+    parser.add_argument("--only", choices=("finished", "queued"), help="the other figures are kept")
+    told = parser.parse_args()
+    before = json.loads((RESULTS / "million.json").read_text())
+    figures = {name: before[name] for name in ("sizes", "queued") if name in before}
+    if told.only != "queued":
+        figures["sizes"] = show_finished(list(map(int, told.sizes.split(","))))
+    if told.only != "finished":
+        figures["queued"] = show_queued(list(map(int, told.queued.split(","))))
+    write_results("million", {"most_seconds": MOST_SECONDS, **figures})
 
 
 if __name__ == "__main__":

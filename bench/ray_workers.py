@@ -3,16 +3,17 @@
     python bench/ray_workers.py
 
 The same run with 1, 2 and 4 workers, each with the same number of environments and a simulated engine of its own, once
-as processes that reach the run's SQLite store through a Unix socket and once as actors of a local Ray that reach it
+as processes that open the run's SQLite store and once as actors of a local Ray that reach it
 over TCP with a token. Counted are finished rollouts, from when every worker has finished one. Every figure is the
 better of two, taken in turns, because whatever else the machine does can only make one smaller.
 
-A last table has processes with an engine that answers at once, and the processor time of a rollout in the main process, which
-has the store, and in the workers: a second worker helps as long as the main process has a core to itself and takes less than
-half of a worker's time. `python bench/ray_workers.py --processes` measures that table alone.
+A last table has processes with an engine that answers at once, and the processor time of a rollout in the main process and in
+the workers, which open the store's file themselves: their ratio is the number of workers that one main process can feed.
+`python bench/ray_workers.py --processes` measures that table alone and keeps the other figures.
 """
 
 import asyncio
+import json
 import sys
 import time
 from pathlib import Path
@@ -23,7 +24,7 @@ import psutil
 from rich import box
 from rich.table import Table
 
-from results_file import write_results
+from results_file import RESULTS, write_results
 from rollwright.cli.console import console
 from rollwright.cli.event_loop import run_async
 from rollwright.config import RunConfig, build
@@ -119,7 +120,14 @@ def cpu_of(process: psutil.Process) -> float:
 
 
 def show_cpu() -> list[dict[str, Any]]:
-    rows = [run_async(measure_cpu(workers)) for workers in WORKERS[:2]]
+    tries = [run_async(measure_cpu(workers)) for _ in range(ROUNDS) for workers in WORKERS[:2]]
+    rows = [
+        max(
+            (each for each in tries if each["workers"] == workers),
+            key=lambda each: each["episodes_per_second"],
+        )
+        for workers in WORKERS[:2]
+    ]
     table = Table(box=box.SIMPLE_HEAD, title="an engine that answers at once", title_justify="left")
     for name in ("workers", "episodes/s", "main process: CPU ms", "workers: CPU ms"):
         table.add_column(name, justify="right")
@@ -154,7 +162,9 @@ async def compare() -> list[dict[str, Any]]:
 
 def main() -> None:
     if sys.argv[1:] == ["--processes"]:
-        show_cpu()
+        before = json.loads((RESULTS / "ray_workers.json").read_text())
+        kept = {name: before[name] for name in ("envs_per_worker", "workers")}
+        write_results("ray_workers", {**kept, "no_engine": show_cpu()})
         return
     rows = run_async(compare())
     table = Table(box=box.SIMPLE_HEAD, title="processes and Ray actors", title_justify="left")

@@ -27,7 +27,9 @@ behind it. Lag is how late the event loop is for a timer."""
 MILLION = """What the finished part of a run costs when it is resumed: a step of a real run, written again under the ids of later
 steps until the folder has so many rollouts, then `rollwright resume` for one more step of 1,000, and `rollwright show`. CPU
 seconds are those of the whole command; after the moment from which it plays come the step itself and the summary over all
-steps, which reads every trajectory."""
+steps, which reads every trajectory. And what a long queue costs: a run that opens so many rollouts ahead of its batches is
+interrupted when all are in the store, resumed and interrupted when it plays, and resumed for one batch, after which it ends and
+cancels the rest."""
 
 FLEETS = """How well calls are divided among 64 engines. Simulated vLLM servers with prefix caches on a virtual clock, and the router
 that runs use: the members of a group share their first prompt, and every turn continues the one before. The bound of the hit
@@ -53,12 +55,18 @@ RECOVERY = """How long it takes until the episodes of a dead worker are played e
 twice. A killed worker is noticed when its leases end; one that is told to stop hands its episodes back."""
 
 RAY_WORKERS = """Ray actors next to the same number of worker processes, in one run: episodes for each second, at the limit of the
-workers and the store."""
+workers and the store; that table is of 2026-11-16, when processes, too, reached the store through the main process. Then
+processes with an engine that answers at once (`--processes`), and the processor time of an episode in the main process and in
+the workers, on 2026-11-18 beside other programs (load average 13). Such load slows one worker more than two, so the ratio of
+rates is flattered; processor time hardly changes. By it, two cores of their own allow 1.9×."""
 
 RENDERING = """What the next prompt costs at turn 128 of an episode of 60,000 tokens, in CPU time: what a session does (the ids of
 the turns, joined, and those of the new message), and rendering the whole history again. One pass over the ids is the
 limit. The texts are pages of Python's language reference, on which the tokenizer is trained on the spot."""
 
+
+PROCESSES = 1.8
+"""What a second worker process gains at least."""
 
 MOST_GROWTH, SQLITE_GROWTH = 1.3, 1.2
 """What still counts as flat, from the smallest size to the largest."""
@@ -320,7 +328,20 @@ def _ray_workers(figures: Figures) -> list[str]:
             "CPU ms per episode, main process",
             "CPU ms per episode, workers",
         )
-        found += ["", table(heads, cpu)]
+        one, two = at_once[0], at_once[1]
+        ratio = two["episodes_per_second"] / one["episodes_per_second"]
+        feeds = two["worker_cpu_ms"] / two["main_cpu_ms"]
+        kept = [
+            (f"two processes play {PROCESSES:g}× as much as one", f"{ratio:.2f}×", ratio >= PROCESSES),
+        ]
+        found += [
+            "",
+            table(heads, cpu),
+            "",
+            promise_table(kept),
+            "",
+            f"By processor time for each episode, one main process can feed {feeds:.0f} workers that have a core each.",
+        ]
     return found
 
 
@@ -346,9 +367,27 @@ def _million(figures: Figures) -> list[str]:
     )
     most, last = figures["most_seconds"], figures["sizes"][-1]
     spent = last["resume"]["plays_cpu_seconds"]
+    queued = [
+        (
+            f"{each['rollouts']:,}",
+            f"{each['open']['until_cpu_seconds']:.1f}",
+            f"{each['resume']['until_cpu_seconds']:.1f}",
+            f"{each['end']['cpu_seconds']:.1f}",
+            f"{max(each[name]['mib'] for name in ('open', 'resume', 'end')):,.0f}",
+        )
+        for each in figures.get("queued", ())
+    ]
+    queue_heads = (
+        "queued rollouts",
+        "all open after, CPU s",
+        "`resume` plays after, CPU s",
+        "`resume`, a batch, and the end, CPU s",
+        "peak, MiB",
+    )
     return [
         table(heads, rows),
         "",
+        *((table(queue_heads, queued), "") if queued else ()),
         promise_table(
             [
                 (

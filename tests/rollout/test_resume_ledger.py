@@ -88,6 +88,31 @@ def test_a_group_of_which_the_store_knows_nothing_more_counts_as_handed_out() ->
     assert book.open_groups == 0
 
 
+@pytest.mark.parametrize(
+    "fates",
+    [
+        [],
+        [(Fate.DELIVERED, None)] * 2,
+        [(Fate.FAILED, "system: X"), (Fate.DELIVERED, None), (Fate.DELIVERED, None)],
+        [(Fate.FAILED, "a"), (Fate.FAILED, "a"), (Fate.FAILED, "b"), (Fate.DELIVERED, None)],
+    ],
+)
+def test_a_group_counts_the_same_whether_its_members_were_opened_or_not(fates: Any) -> None:
+    rules = GroupRules(group_size=2, redundancy=1)
+    opened, counted = (
+        GroupBook(rules, ["FrozenLake"], run_seed=0, mode="train", prefix="a", keep_accounts=True)
+        for _ in range(2)
+    )
+    opened.open_group()
+    assert counted.open_empty() == "a-g0"
+    for book in (opened, counted):
+        book.settle_as_delivered("a-g0", fates)
+        book.open_group()
+    assert counted.ledger == opened.ledger
+    assert (counted.supply, counted.open_groups) == (opened.supply, opened.open_groups) == (2, 1)
+    assert counted.forget(1) == opened.forget(1)
+
+
 FILTERS = [{"kind": "overlong", "limit": 3}, {"kind": "duplicate"}, "zero_variance"]
 
 

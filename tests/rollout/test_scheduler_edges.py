@@ -10,7 +10,15 @@ from rollwright.aio import run_virtual
 from rollwright.config import build
 from rollwright.engines.base import Generation, Prompt, Sampling
 from rollwright.errors import RollwrightError
-from rollwright.rollout import Fate, GroupBook, GroupRules, InflightLimit, RolloutContext, RolloutScheduler
+from rollwright.rollout import (
+    Fate,
+    GroupBook,
+    GroupRules,
+    InflightLimit,
+    RolloutContext,
+    RolloutScheduler,
+    settling,
+)
 from rollwright.rollout.filters import Action, Filter
 from rollwright.rollout.filters.filters import OwnTest
 from rollwright.rollout.worker import RolloutWorker, WorkerSettings
@@ -19,6 +27,7 @@ from rollwright.simulation.engine import SimulatedEngine
 from rollwright.simulation.lengths import FixedLength
 from rollwright.simulation.players import RandomPlayer
 from rollwright.store.memory import MemoryStore
+from rollwright.store.records import RolloutStatus
 from rollwright.trajectory import Trajectory, floats
 
 Pause = Callable[..., Awaitable[float]]
@@ -230,3 +239,28 @@ def test_what_could_not_be_read_again_is_a_failure_of_that_episode_alone(lab: An
         assert "log-probabilities" in reason
 
     it.run(experiment)
+
+
+async def test_at_the_end_only_journals_of_rollouts_that_had_begun_are_read(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may leave a million rollouts in its queue."""
+    monkeypatch.setattr(settling, "ASKED_ONE_BY_ONE", 4)
+    monkeypatch.setattr(settling, "CANCELLED_AT_ONCE", 8)
+    read: list[str] = []
+
+    class Noting(MemoryStore):
+        async def read_journal(self, rollout_id: str) -> Any:
+            read.append(rollout_id)
+            return await super().read_journal(rollout_id)
+
+    it, store = lab(lambda env: None, rollout_batch_size=16, async_generation_ratio=1), Noting()
+    async with RolloutScheduler(store, it.config, it.manager, lambda: 0, mode="train") as scheduler:
+        while not (begun := await store.dequeue_rollout("worker")):
+            await asyncio.sleep(0)
+    known = await store.query_rollouts()
+    assert known.total == 16
+    assert {each.status for each in known} == {RolloutStatus.CANCELLED}
+    assert scheduler.ledger.counts[Fate.CANCELLED] == known.total
+    assert read == [begun.rollout_id]
+    await store.close()

@@ -35,9 +35,27 @@ def test_nothing_is_collected_while_very_much_ends() -> None:
         with no_collections():
             kept = [Loop() for _ in range(100_000)]
             collections = len(began)
+        more = [Loop() for _ in range(10)]
         assert (collections, len(kept), gc.isenabled()) == (0, 100_000, True)
+        assert not began, f"nor by the first {len(more)} objects after it"
     finally:
         gc.callbacks.remove(note)
+
+
+def test_cycles_from_while_very_much_ended_are_found_later_and_frozen_objects_stay_frozen() -> None:
+    with no_collections():
+        lost = weakref.ref(Loop())
+    assert lost() is not None
+    gc.collect()
+    assert lost() is None
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with no_collections():
+            pass
+        assert gc.get_freeze_count() >= frozen > 0
+    finally:
+        gc.unfreeze()
 
 
 def test_what_was_set_before_is_set_again() -> None:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollwright.rollout.stream import rollout_ids
+from rollwright.rollout.stream import CompletionsRead, rollout_ids
 from rollwright.run.sealed_rows import SealedRows, check_rows, iterate_rows, read_rows, seal
 from rollwright.store.memory import MemoryStore
-from rollwright.store.records import AttemptStatus
+from rollwright.store.records import AttemptStatus, CompletionEntry
 from rollwright.trajectory import Trajectory
 
 ROWS: list[dict[str, Any]] = [
@@ -82,4 +82,37 @@ async def test_ids_are_those_of_ended_and_of_open_rollouts() -> None:
     found = await rollout_ids(store, "run.train-g", "train")
     assert sorted(found) == [f"run.train-g{number}-m0" for number in range(6)]
     assert len(found) == len(set(found))
+    await store.close()
+
+
+class CountingStore(MemoryStore):
+    """Notes from where its completion log is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read_from: list[int] = []
+
+    async def read_completions(self, after: int = 0, **more: Any) -> list[CompletionEntry]:
+        self.read_from.append(after)
+        return await super().read_completions(after, **more)
+
+
+async def test_the_completion_log_is_read_once() -> None:
+    store, log = CountingStore(), CompletionsRead()
+    names = [f"run.train-g{number}-m0" for number in range(4)]
+    for name in names:
+        await store.enqueue_rollout({}, rollout_id=name, mode="train")
+    await store.cancel_rollouts(names[:2], "not needed")
+    assert [each.rollout_id for each in await log.read_on(store)] == names[:2]
+    await store.cancel_rollouts(names[2:3], "not needed")
+    assert [each.rollout_id for each in await log.read_on(store)] == names[:3]
+    assert sorted(await rollout_ids(store, "run.train-g", "train", log)) == names
+    assert store.read_from.count(0) == 1
+    await store.close()
+
+
+async def test_rollouts_that_were_open_when_the_store_was_checked_are_not_asked_for_again() -> None:
+    store, log = MemoryStore(), CompletionsRead()
+    log.open_ids = ["run.train-g7-m0", "other.train-g1-m0"]
+    assert await rollout_ids(store, "run.train-g", "train", log) == ["run.train-g7-m0"]
     await store.close()

@@ -106,6 +106,7 @@ def resume(
     from rollwright.cli.run_execution import execute, repair_ended, say_ended
     from rollwright.run.checks import prepare_policy
     from rollwright.run.folder import RunFolder
+    from rollwright.run.gc_tuning import rare_collections
     from rollwright.run.playing import Progress
     from rollwright.run.recovery import resumed_settings
 
@@ -119,7 +120,8 @@ def resume(
         say_ended(run, reader, console())
         return
     policy = run_async(prepare_policy(settings, workers=workers, ray=ray))
-    folder = RunFolder.reopen(run)
+    with rare_collections():  # what is read of many records stays, so that collections would find nothing
+        folder = RunFolder.reopen(run)
     if overrides:
         folder.keep_settings(settings)
     play = execute

@@ -5,6 +5,7 @@ up. Totals of an `Activity` only grow. Two failure messages have the same cause 
 case: rollout and request ids, ports, counts, temporary folders; the status of an HTTP answer is part of the cause.
 """
 
+import heapq
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -48,11 +49,15 @@ FateReason = tuple[Fate, str | None]
 """A rollout's fate, and the reason if it was left out."""
 
 
+_NO_COUNTS = dict.fromkeys(Fate, 0)
+"""Copied for each ledger: every group has one."""
+
+
 @dataclass
 class Ledger:
     """Number of rollouts by fate, and by the reason for which they were left out."""
 
-    counts: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
+    counts: dict[Fate, int] = field(default_factory=_NO_COUNTS.copy)
     reasons: dict[str, int] = field(default_factory=dict)
     """Rollouts that were filtered, stale, cancelled or failed, by `fate: reason`."""
     catches: Catches = field(default_factory=Catches)
@@ -62,8 +67,8 @@ class Ledger:
     def opened(self) -> int:
         return sum(self.counts.values())
 
-    def open(self) -> None:
-        self.counts[Fate.RUNNING] += 1
+    def open(self, count: int = 1) -> None:
+        self.counts[Fate.RUNNING] += count
 
     def move(self, old: Fate, new: Fate, reason: str | None = None, count: int = 1) -> None:
         self.counts[old] -= count
@@ -264,8 +269,14 @@ class Activity:
     def episodes(self, number: int | None = None) -> list[dict[str, Any]]:
         """Episodes in flight with what each waits for and for how long, those that have waited longest first."""
         told = [row for each in (self, *self.elsewhere.values()) for row in each.told_episodes]
-        for rollout_id, session in tuple(self.sessions.items()):
-            wait, trajectory = session.stopwatch.current(), session.trajectory
+        waits = [
+            (session.stopwatch.current(), rollout_id, session)
+            for rollout_id, session in self.sessions.items()
+        ]
+        if number is not None:  # a row takes longer than a look at the clock, and there may be 100,000
+            waits = heapq.nlargest(number, waits, key=lambda each: each[0].seconds)
+        for wait, rollout_id, session in waits:
+            trajectory = session.trajectory
             told.append(
                 {
                     "rollout_id": rollout_id,

@@ -6,8 +6,7 @@ encoded before it is returned, so nothing unreadable can be committed. Turns tha
 the journal; where the replay differs, the journal is cleared and the episode is played anew, once.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -289,10 +288,13 @@ class RolloutAttempt:
             gateway=self._context.gateway,
         )
         current_boxes().gateway = lambda: session.base_url
-        with self._shown_in_flight(session):
+        self._show_in_flight(session)
+        try:
             make_env = partial(self._context.make_env, settings)
             trajectory = await play_episode(session, env, settings, assignment.policy, make_env)
             return await self._score(settings.rewards, task_of(env), trajectory)
+        finally:
+            self._context.activity.replayed_turns += session.replayed_turns
 
     async def _score(
         self, rewards: EpisodeRewards | None, task: Mapping[str, Any], trajectory: Trajectory
@@ -316,19 +318,16 @@ class RolloutAttempt:
             stopwatch=self.stopwatch,
             gateway=self._context.gateway,
         )
-        with self._shown_in_flight(session):
-            return await play_function(session, function, self.claimed.input, assignment.settings)
-
-    @contextmanager
-    def _shown_in_flight(self, session: Session) -> Iterator[None]:
-        """Lists the session in the activity; the manager takes it off the list after the commit."""
-        activity = self._context.activity
-        self._session = session
-        activity.sessions[self.claimed.rollout_id] = session
+        self._show_in_flight(session)
         try:
-            yield
+            return await play_function(session, function, self.claimed.input, assignment.settings)
         finally:
-            activity.replayed_turns += session.replayed_turns
+            self._context.activity.replayed_turns += session.replayed_turns
+
+    def _show_in_flight(self, session: Session) -> None:
+        """Lists the session in the activity; the manager takes it off the list after the commit."""
+        self._session = session
+        self._context.activity.sessions[self.claimed.rollout_id] = session
 
     async def _recover_journal(self) -> None:
         """Reads the turns of earlier attempts. A damaged journal is discarded and counted like one that differs."""

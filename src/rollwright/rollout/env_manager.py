@@ -190,7 +190,9 @@ class EnvManager:
             await asyncio.wait({task})
         except asyncio.CancelledError:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # nobody else asks for it
             raise
         finally:
             self._playing = None

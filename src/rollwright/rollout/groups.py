@@ -5,7 +5,7 @@ Always true, after every call: each rollout that was ever opened has exactly one
 at most once, in the order in which groups became complete. A failed rollout is never in a group.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -225,14 +225,26 @@ class GroupBook:
 
     def open_group(self) -> Decision:
         """Opens the next group of the stream."""
+        return self.open_members(self.open_empty())
+
+    def open_empty(self) -> str:
+        """Opens the next group of the stream without members; returns its id. `open_members` or `settle_as_delivered` follows."""
         index = self._next_index
         self._next_index += 1
         draw = self._draw(self._slot_tags[index % len(self._slot_tags)], index)
         group = Group(f"{self._prefix}-g{index}", index, draw.tag, draw.level, draw.members)
         self._open[group.group_id] = group
         self._expected += group.size
-        wanted = group.size + self._rules.redundancy
-        return Decision(enqueue=[self._open_member(group) for _ in range(wanted)])
+        return group.group_id
+
+    def open_members(self, group_id: str) -> Decision:
+        """Opens the members of a group without any."""
+        group = self._open[group_id]
+        return Decision(enqueue=[self._open_member(group) for _ in range(self._first_members(group))])
+
+    def _first_members(self, group: Group) -> int:
+        """Rollouts that are opened with the group."""
+        return group.size + self._rules.redundancy
 
     def finish(self, rollout_id: str, trajectory: Trajectory) -> Decision:
         """Takes the result of a rollout."""
@@ -325,17 +337,18 @@ class GroupBook:
         without any, as many members as its size count as delivered. `caught`: by filters, in it."""
         group = self._open[group_id]
         self._remove(group)
-        while len(group.running) < len(fates):  # some had taken the places of members that failed
-            self._open_member(group)
-        missing = group.size if not fates else 0
-        for number, rollout_id in enumerate(sorted(group.running)):
+        for rollout_id in tuple(group.running):
             self._leave(rollout_id)
-            if number < len(fates):
-                self._move(group, Fate.RUNNING, *fates[number])
-            elif number < missing:
-                self._move(group, Fate.RUNNING, Fate.DELIVERED)
-            else:
-                self._move(group, Fate.RUNNING, Fate.CANCELLED, "settled before the restart")
+        # More fates than first members: some had taken the places of members that failed. Members are counted and not
+        # opened, because a resumed run may have a million of them.
+        opened = max(self._first_members(group), group.members, len(fates))
+        self.ledger.open(opened - group.members)
+        group.account.open(opened - group.members)
+        known = Counter(fates) if fates else Counter({(Fate.DELIVERED, None): min(group.size, opened)})
+        for (fate, reason), count in known.items():
+            self._move(group, Fate.RUNNING, fate, reason, count)
+        if rest := opened - known.total():
+            self._move(group, Fate.RUNNING, Fate.CANCELLED, "settled before the restart", rest)
         if caught is not None:
             self._caught(group, caught)
         self._close(group)

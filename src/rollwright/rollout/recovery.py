@@ -16,9 +16,9 @@ from rollwright.errors import FormatError
 from rollwright.rollout.accounting import Fate, FateReason
 from rollwright.rollout.episode import read_episode
 from rollwright.rollout.filters import Catches, Filter, judge, judge_group
-from rollwright.rollout.groups import NOT_NEEDED, Decision
+from rollwright.rollout.groups import NOT_NEEDED
 from rollwright.rollout.settling import NO_REASON, RolloutSettler
-from rollwright.rollout.stream import completions, open_rollout_ids
+from rollwright.rollout.stream import CompletionsRead, open_rollout_ids
 from rollwright.store.records import CompletionEntry, EnqueueRequest, RolloutStatus
 from rollwright.trajectory import Boundary, Trajectory
 
@@ -73,6 +73,19 @@ class CompletionReplay:
         if so_far.count(HANDED_OUT) == self._size_of(group_id):
             self._complete(group_id)
 
+    def apply_group(self, group_id: str, log: Sequence[CompletionEntry]) -> bool:
+        """Applies all completions of a group at once if each of them was handed out, as nearly always; `False`: one may not
+        have been, and `apply` has to take them one by one."""
+        whole = (
+            not self._filters
+            and group_id in self._delivered
+            and len(log) <= self._size_of(group_id)
+            and all(each.status is RolloutStatus.SUCCEEDED for each in log)
+        )
+        if whole and log:
+            self.fates[group_id] = [HANDED_OUT] * len(log)
+        return whole
+
     def finish(self) -> None:
         """Ends the replay: the remaining groups were handed out with fewer members."""
         for group_id in tuple(self._members):
@@ -100,37 +113,41 @@ def _group_of(completion: CompletionEntry) -> str:
     return completion.rollout_id.rpartition("-m")[0]
 
 
-async def restore_stream(settler: RolloutSettler, first: int, delivered: Collection[str]) -> int:
+async def restore_stream(
+    settler: RolloutSettler, first: int, delivered: Collection[str], log: CompletionsRead | None = None
+) -> int:
     """Brings the settler's book to the state of the store; returns the position in the completion log up to which it was read.
 
-    `first`: index of the first group that is not forgotten; `delivered`: groups that were handed out. It does not matter how
-    many of the decisions were applied before the restart: enqueueing and cancelling are idempotent.
+    `first`: index of the first group that is not forgotten; `delivered`: groups that were handed out; `log`: what was read of
+    the store's completion log. It does not matter how many of the decisions were applied before the restart: enqueueing and
+    cancelling are idempotent.
     """
     book, store = settler.book, settler.rollouts.store
     handed_out = frozenset(delivered)
+    log = CompletionsRead() if log is None else log
     # Before the completion log: what ends meanwhile is in both.
-    known = set(await open_rollout_ids(store, book.prefix, settler.rollouts.mode))
-    cursor = 0
+    known = set(await open_rollout_ids(store, book.prefix, settler.rollouts.mode, log))
     of_delivered: dict[str, list[CompletionEntry]] = {}
     others: list[CompletionEntry] = []
-    async for each in completions(store):
-        cursor = each.cursor
+    for each in await log.read_on(store):
+        if not each.rollout_id.startswith(book.prefix):
+            continue
         if (group_id := _group_of(each)) in handed_out:
             of_delivered.setdefault(group_id, []).append(each)
         else:
             others.append(each)
     # Members of groups that were handed out need not be known, because such groups are not enqueued again.
-    known.update(each.rollout_id for each in others if each.rollout_id.startswith(book.prefix))
+    known.update(each.rollout_id for each in others)
     # Groups are opened in the order of their indices, so the highest one in the store says how many there were.
     indices = [book.group_index(each) for each in (*known, *delivered)]
     opened = max((index for index in indices if index is not None), default=-1) + 1
     requests: list[EnqueueRequest] = []
     for start in range(first, opened, GROUPS_AT_ONCE):
-        groups = [book.open_group() for _ in range(start, min(start + GROUPS_AT_ONCE, opened))]
-        await _settle_delivered(settler, groups, handed_out, of_delivered)
-        for group in groups:
-            if _opened_group(group) not in handed_out:
-                requests += settler.rollouts.requests(group)
+        groups = [book.open_empty() for _ in range(start, min(start + GROUPS_AT_ONCE, opened))]
+        await _settle_delivered(settler, [each for each in groups if each in handed_out], of_delivered)
+        for group_id in groups:
+            if group_id not in handed_out:
+                requests += settler.rollouts.requests(book.open_members(group_id))
     # A process can end between opening a group in its book and enqueueing it: those rollouts are enqueued now.
     lost = [
         each
@@ -145,27 +162,24 @@ async def restore_stream(settler: RolloutSettler, first: int, delivered: Collect
     for start in range(0, len(others), RESTORED_AT_ONCE):
         await settler.settle(others[start : start + RESTORED_AT_ONCE])
     book.dropped_in_a_row = 0  # between those that were dropped, others were handed out
-    return cursor
+    return log.cursor
 
 
 async def _settle_delivered(
-    settler: RolloutSettler,
-    groups: Sequence[Decision],
-    delivered: frozenset[str],
-    log: dict[str, list[CompletionEntry]],
+    settler: RolloutSettler, groups: Sequence[str], log: dict[str, list[CompletionEntry]]
 ) -> None:
-    """Settles those of the groups that were handed out, each at once: a run may have many thousands of them."""
-    own = [each for each in map(_opened_group, groups) if each in delivered]
-    replay = CompletionReplay(own, settler.book.size_of, settler.book.filters)
-    await _replay_log(replay, [each for group_id in own for each in log.pop(group_id, ())], settler)
-    for group_id in own:
+    """Settles groups that were handed out, each at once: a run may have many thousands of them."""
+    replay = CompletionReplay(groups, settler.book.size_of, settler.book.filters)
+    rest: list[CompletionEntry] = []
+    for group_id in groups:
+        of_group = log.pop(group_id, [])
+        if not replay.apply_group(group_id, of_group):
+            rest += of_group
+    await _replay_log(replay, rest, settler)
+    for group_id in groups:
         settler.book.settle_as_delivered(
             group_id, replay.fates.get(group_id, ()), replay.caught.get(group_id)
         )
-
-
-def _opened_group(opened: Decision) -> str:
-    return opened.enqueue[0][1].group_id
 
 
 async def _replay_log(

@@ -37,7 +37,7 @@ from rollwright.rollout.ranking import GroupRanker
 from rollwright.rollout.recovery import restore_stream
 from rollwright.rollout.settings import EnvManagerConfig, StreamSettings
 from rollwright.rollout.settling import RolloutSettler
-from rollwright.rollout.stream import OpeningGate, StreamHooks, StreamPace, StreamRollouts
+from rollwright.rollout.stream import CompletionsRead, OpeningGate, StreamHooks, StreamPace, StreamRollouts
 from rollwright.store.api import Store
 from rollwright.trajectory import Trajectory
 
@@ -47,6 +47,9 @@ FOREIGN_CANCELLATION = (
 
 COMPLETIONS_SECONDS = 60.0
 """Seconds for which one call waits for finished rollouts; only limits the effect of a lost wake-up."""
+
+OPENED_AT_ONCE = 1_000
+"""Rollouts that are enqueued together: workers play the first ones while others are opened, perhaps a million."""
 
 GATE_SECONDS = 1.0
 """Seconds after which a gate is asked again without news."""
@@ -86,6 +89,7 @@ class RolloutScheduler:
         resources_id: str | None = None,
         forget: bool = False,
         delivered: Collection[str] | None = None,
+        completions: CompletionsRead | None = None,
         draw: DrawFunction | None = None,
         observe: Callable[[Group], None] | None = None,
         slot_tags: Sequence[str] | None = None,
@@ -103,6 +107,7 @@ class RolloutScheduler:
             stream: Name of this stream in the ids of its rollouts; levels depend on `mode` alone.
             resources_id, forget: See `StreamRollouts`.
             delivered: Groups that were handed out before; given to resume a stream that is in the store already.
+            completions: What was read of the store's completion log, to resume from it.
             draw, observe: See `GroupBook`.
             slot_tags: Tags of the groups in turn; by default the manager's.
             first, forgotten, keep_accounts: See `GroupBook`; with a `first`, the store need not have the groups before it.
@@ -146,6 +151,7 @@ class RolloutScheduler:
         self._settler = RolloutSettler(self._book, self._rollouts, self._hooks, self._notify, ranker)
         self._first = first
         self._delivered = delivered
+        self._completions = completions
         self._gate = gate
         self._pace = pace
         self._wanted = 0
@@ -185,7 +191,10 @@ class RolloutScheduler:
 
     async def __aenter__(self) -> Self:
         if self._delivered is not None:
-            self._cursor = await restore_stream(self._settler, self._first, self._delivered)
+            self._cursor = await restore_stream(
+                self._settler, self._first, self._delivered, self._completions
+            )
+            self._completions = None  # a run may have a million of them
         self._demand.set()
         self._background = [
             asyncio.create_task(self._collect(), name=f"collect-{self._mode}"),
@@ -202,7 +211,7 @@ class RolloutScheduler:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._settler.close()
         if kind is None:  # otherwise rollouts in progress may be resumed
-            await self._settler.apply(self._book.abandon("the run ended"))
+            await self._settler.finish(self._book.abandon("the run ended"))
 
     async def get_batch(self, batch_size: int) -> Batch:
         """Waits until complete groups have this number of trajectories, and hands them out.
@@ -279,6 +288,9 @@ class RolloutScheduler:
                 self._demand.clear()
                 opened: list[tuple[str, Episode]] = []
                 while self._wants_group():
+                    if len(opened) >= OPENED_AT_ONCE:
+                        self._demand.set()  # for the rest, when these are in the store
+                        break
                     opened += self._leave_out_known(self._book.open_group())
                 if opened:
                     await self._hooks.opened()

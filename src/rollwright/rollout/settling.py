@@ -21,10 +21,19 @@ from rollwright.rollout.ranking import GroupRanker, RankingTasks
 from rollwright.rollout.stream import StreamHooks, StreamRollouts
 from rollwright.store.errors import NotFound
 from rollwright.store.records import CompletionEntry, RolloutStatus
+from rollwright.store.transitions import FINAL_ROLLOUT
 from rollwright.trajectory import Boundary, OutsideCall, Trajectory, check_rewards
 from rollwright.trajectory.usage import collect_calls, sum_calls
 
 NO_REASON = "no reason given"
+
+CANCELLED_AT_ONCE = 1_000
+"""Rollouts that are cancelled together: at the end of a run, all that still wait in the queue, perhaps a million."""
+
+ASKED_ONE_BY_ONE = 16
+"""Up to so many rollouts, their journals are read without asking first which of them have begun."""
+
+BEGUN = [each for each in RolloutStatus if each not in FINAL_ROLLOUT and each is not RolloutStatus.QUEUING]
 
 
 class RolloutSettler:
@@ -79,13 +88,24 @@ class RolloutSettler:
         self._take_over(rollout_id, encoded, paid=False)
         return True
 
+    async def finish(self, decision: Decision) -> None:
+        """Applies the last decision, which cancels all that runs. A store that is about to be forgotten is not told: with tens
+        of thousands of episodes in flight that would take longer than to stop them."""
+        if not self.rollouts.forget:
+            await self.apply(decision)
+            return
+        for first in range(0, len(decision.cancel), CANCELLED_AT_ONCE):
+            await self._count_cancelled(decision.cancel[first : first + CANCELLED_AT_ONCE])
+
     async def apply(self, decision: Decision) -> None:
         """Applies a decision of the book to the store."""
         if decision.enqueue:
             await self.rollouts.enqueue(decision)
         if decision.cancel:
-            await self._count_cancelled(decision.cancel)
-            await self.rollouts.cancel(decision.cancel, decision.why)
+            for first in range(0, len(decision.cancel), CANCELLED_AT_ONCE):
+                part = decision.cancel[first : first + CANCELLED_AT_ONCE]
+                await self._count_cancelled(part)
+                await self.rollouts.cancel(part, decision.why)
         if decision.dropped is not None:
             self._record_unranked(decision.dropped)
         if decision.rank is not None and self._ranker is not None:
@@ -177,7 +197,7 @@ class RolloutSettler:
     async def _count_cancelled(self, rollout_ids: Sequence[str]) -> None:
         """Reports the turns of rollouts that are about to be cancelled, from their journals."""
         store = self.rollouts.store
-        for rollout_id in rollout_ids:
+        for rollout_id in await self._begun(rollout_ids):
             with suppress(FormatError, NotFound):
                 journalled = entries(await store.read_journal(rollout_id))
                 if journalled:
@@ -186,3 +206,12 @@ class RolloutSettler:
                     tag = "" if rollout is None else read_episode(rollout.input).tag
                     group_id = rollout_id.rpartition("-m")[0]
                     self._hooks.spent(rollout_id, Trajectory(rollout_id, "", group_id, tag, 0, turns=turns))
+
+    async def _begun(self, rollout_ids: Sequence[str]) -> Sequence[str]:
+        """Those of the rollouts that may have a journal: no worker has had any that still waits for its first attempt."""
+        if len(rollout_ids) <= ASKED_ONE_BY_ONE:
+            return rollout_ids
+        found = await self.rollouts.store.query_rollouts(
+            status=BEGUN, rollout_ids=rollout_ids, limit=len(rollout_ids)
+        )
+        return [each.rollout_id for each in found]

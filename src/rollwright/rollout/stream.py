@@ -4,7 +4,7 @@ Always true: enqueueing, cancelling and deleting are idempotent, so a decision t
 applied again.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,8 +25,11 @@ from rollwright.store.records import (
 from rollwright.store.transitions import FINAL_ROLLOUT
 from rollwright.trajectory import OutsideCall, Trajectory
 
-IDS_AT_ONCE = 10_000
+IDS_AT_ONCE = 50_000
 """Page size of queries for rollout ids; each page costs a scan of all of them."""
+
+ENTRIES_AT_ONCE = 5_000
+"""Entries of the completion log that are read together: a megabyte, which holds up other calls for milliseconds."""
 
 
 UNFINISHED = [each for each in RolloutStatus if each not in FINAL_ROLLOUT]
@@ -128,15 +131,44 @@ class StreamRollouts:
             await self.store.delete_rollouts(rollout_ids)
 
 
-async def rollout_ids(store: Store, prefix: str, mode: str | None = None) -> list[str]:
+class CompletionsRead:
+    """What was read of a store's completion log, so that a run that is resumed reads it once and not at every step of its
+    start. Entries are never changed in the store; those of deleted rollouts may still be here."""
+
+    def __init__(self) -> None:
+        self.entries: list[CompletionEntry] = []
+        self.open_ids: list[str] | None = None
+        """Rollouts that had not ended when the store was checked; `None`: it was not, and has to be asked."""
+
+    @property
+    def cursor(self) -> int:
+        """Position in the log up to which it was read."""
+        return self.entries[-1].cursor if self.entries else 0
+
+    async def read_on(self, store: Store) -> list[CompletionEntry]:
+        """Reads what was added since the last call; returns all entries."""
+        while page := await store.read_completions(self.cursor, limit=ENTRIES_AT_ONCE):
+            self.entries += page
+        return self.entries
+
+
+async def rollout_ids(
+    store: Store, prefix: str, mode: str | None = None, log: CompletionsRead | None = None
+) -> list[str]:
     """Ids in a store with this prefix: those of the completion log, then those that have not ended, which are few beside
-    them. To page through all rollouts would cost a scan for each page. `mode`: of those that have not ended."""
-    found = [each.rollout_id async for each in completions(store) if each.rollout_id.startswith(prefix)]
-    return list(dict.fromkeys([*found, *await open_rollout_ids(store, prefix, mode)]))
+    them. To page through all rollouts would cost a scan for each page. `mode`: of those that have not ended; `log`: what was
+    read of the completion log."""
+    log = CompletionsRead() if log is None else log
+    found = [each.rollout_id for each in await log.read_on(store) if each.rollout_id.startswith(prefix)]
+    return list(dict.fromkeys([*found, *await open_rollout_ids(store, prefix, mode, log)]))
 
 
-async def open_rollout_ids(store: Store, prefix: str, mode: str | None = None) -> list[str]:
+async def open_rollout_ids(
+    store: Store, prefix: str, mode: str | None = None, log: CompletionsRead | None = None
+) -> list[str]:
     """Ids in a store with this prefix, of rollouts that have not ended. `mode`: of these only."""
+    if log is not None and log.open_ids is not None:
+        return [each for each in log.open_ids if each.startswith(prefix)]
     found: list[str] = []
     while True:
         page = await store.query_rollouts(
@@ -145,12 +177,3 @@ async def open_rollout_ids(store: Store, prefix: str, mode: str | None = None) -
         found += [each.rollout_id for each in page]
         if not page.items or len(found) >= page.total:
             return [each for each in found if each.startswith(prefix)]
-
-
-async def completions(store: Store) -> AsyncIterator[CompletionEntry]:
-    """Yields the store's completion log, read page by page."""
-    cursor = 0
-    while page := await store.read_completions(cursor):
-        cursor = page[-1].cursor
-        for each in page:
-            yield each

@@ -111,6 +111,10 @@ class RolloutWorker:
             raise self._failure
         await self._send_heartbeat(ended=True)  # so that the store has the last figures
 
+    def stop_claiming(self) -> None:
+        """Begins no further rollout; those in progress are played on."""
+        self._claims.closed = True
+
     async def drain(self, seconds: float | None = None) -> int:
         """Ends the worker, within these seconds or as its settings say; returns how many episodes were handed back."""
         self._draining = True

@@ -7,7 +7,7 @@ from rollwright.rollout.draws import OrderedLevel, RecordedDraws, TaskSampler
 from rollwright.rollout.episode import read_episode
 from rollwright.rollout.groups import Draw, LevelFunction
 from rollwright.rollout.settings import TASK_SAMPLERS, TrainEnvManagerConfig
-from rollwright.rollout.stream import rollout_ids
+from rollwright.rollout.stream import CompletionsRead, rollout_ids
 from rollwright.run.folder import RunFolder, RunReader
 from rollwright.run.retention import own_index
 from rollwright.store.api import Store
@@ -59,12 +59,14 @@ def build_draws(
     )
 
 
-async def restore_draws(draws: RecordedDraws, config: RunConfig, store: Store, folder: RunFolder) -> None:
+async def restore_draws(
+    draws: RecordedDraws, config: RunConfig, store: Store, folder: RunFolder, log: CompletionsRead
+) -> None:
     """Repeats the recorded draws. Groups whose draws were lost with a damaged line play what their rollouts say."""
     draws.restore(RunReader(folder.path).draws())
     manager = config.train_env_manager
     assert manager is not None
-    for rollout_id in await rollout_ids(store, f"{config.name}.{TRAIN}-", TRAIN):
+    for rollout_id in await rollout_ids(store, f"{config.name}.{TRAIN}-", TRAIN, log):
         index = own_index(config.name, rollout_id.rpartition("-m")[0])
         if index is None or draws.knows(index):
             continue

@@ -68,7 +68,8 @@ class CostLedger:
         self.rollouts += rollouts
         self.seconds[tag] = self.seconds.get(tag, 0.0) + seconds
         for key, usage in used.items():
-            self.used[key] = self.used.get(key, TokenUsage()) + usage
+            before = self.used.get(key)
+            self.used[key] = usage if before is None else before + usage
 
     @property
     def total(self) -> TokenUsage:
@@ -220,15 +221,23 @@ class CostBook:
     def restore(self) -> None:
         """Continue with what earlier processes have written into the folder."""
         assert self._folder is not None
+        keys: dict[tuple[str, ...], CostKey] = {}
+        """One object for each key: there may be a line for each of a million rollouts."""
         for row in RunReader(self._folder.path).iterate_costs():
-            self._earlier = max(self._earlier, float(row.get("clock", 0.0)))
-            used = {CostKey(*each[:4]): TokenUsage(*each[4:]) for each in row["used"]}
-            if not row["rollout_id"]:  # of the judges of a group, or a sum over pruned rollouts
+            if (clock := row.get("clock", 0.0)) > self._earlier:
+                self._earlier = float(clock)
+            used = {}
+            for each in row["used"]:
+                names = tuple(each[:4])
+                key = keys.get(names) or keys.setdefault(names, CostKey(*names))
+                used[key] = TokenUsage(*each[4:])
+            rollout_id = row["rollout_id"]
+            if not rollout_id:  # of the judges of a group, or a sum over pruned rollouts
                 self._add(used, row.get("seconds", 0.0), row.get("tag", ""), row.get("rollouts", 1))
             elif not used:
-                self._seen.add(row["rollout_id"])
-            elif row["rollout_id"] not in self._seen:
-                self._count(row["rollout_id"], used, row.get("seconds", 0.0), row.get("tag", ""), True)
+                self._seen.add(rollout_id)
+            elif rollout_id not in self._seen:
+                self._count(rollout_id, used, row.get("seconds", 0.0), row.get("tag", ""), True)
         missing = [each for each in self._folder.log.rollouts if each not in self._seen]
         for first in range(0, len(missing), WRITTEN_AT_ONCE):
             kept = self._folder.log.read(missing[first : first + WRITTEN_AT_ONCE])
@@ -258,6 +267,8 @@ class CostBook:
     def _add(self, used: Mapping[CostKey, TokenUsage], seconds: float, tag: str, rollouts: int = 1) -> float:
         """Add to the sums; returns the dollars."""
         self.ledger.add(used, seconds, tag, rollouts=rollouts)
+        if not self.prices:
+            return 0.0
         dollars = _dollars(used, self.prices) or 0.0
         self._spent += dollars
         return dollars

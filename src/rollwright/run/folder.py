@@ -27,6 +27,7 @@ from rollwright.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from rollwright.config import RunConfig
+    from rollwright.rollout.stream import CompletionsRead
 from rollwright.run.rewriting import KeptLog, fold_costs, remove_rows, repair_rows
 
 _log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class RunFolder:
         """Finished rollouts whose trajectories are lost."""
         self.store_is_new = False
         """Whether the store was lost and replaced, which is reported already; the new one knows no finished rollout."""
+        self.completions: CompletionsRead | None = None
+        """What recovery has read of the store's completion log; the run that starts takes it."""
         self._draws_unflushed = False
         self.on_repair: Callable[[str], None] = _log.warning
         """Called with every further line of `repairs`."""

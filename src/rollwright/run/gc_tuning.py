@@ -49,13 +49,18 @@ def rare_collections() -> Iterator[None]:
 @contextmanager
 def no_collections() -> Iterator[None]:
     """Collect nothing inside the block, in which very many objects end: each of thousands of cancelled episodes leaves errors
-    and tracebacks, and collections over all that is still there would take longer than the end itself."""
+    and tracebacks, and collections over all that is still there would take longer than the end itself. What is left counts as
+    old afterwards: otherwise the first new object would start the collection that was avoided, in a process that perhaps only
+    exits. Cycles among it are found by the next collection of old objects."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
+            if not gc.get_freeze_count():  # else the caller's frozen objects would thaw
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

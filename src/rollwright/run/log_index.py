@@ -29,7 +29,7 @@ FEWEST_RECORDS = 256
 """New records that are worth a part; to read fewer from the log takes milliseconds."""
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class LogPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Consecutive records of the log, from the end of the part before, or from the log's header on."""
 
     end: int
@@ -47,7 +47,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return len(self.rollout_ids) == len(self.sizes) and start + head + framed_bytes == self.end
 
 
-class Boundary(NamedTuple):
+class LogBoundary(NamedTuple):
     """End of the last indexed part; with its checksum, it is of this log and of no other."""
 
     end: int = 0
@@ -62,13 +62,13 @@ class LogIndex:
     def __init__(self, log: Path) -> None:
         self._log = log
         self.file = log.with_name(log.name + INDEX_SUFFIX)
-        self.boundary = Boundary()
+        self.boundary = LogBoundary()
         self._valid_bytes = 0
         """Bytes of the index that count; what is behind them is overwritten."""
-        self.boundaries: set[Boundary] = set()
+        self.boundaries: set[LogBoundary] = set()
         """Ends of all parts that are verified or written."""
 
-    def verified(self, log: BinaryIO) -> Iterator[tuple[int, Part]]:
+    def verified(self, log: BinaryIO) -> Iterator[tuple[int, LogPart]]:
         """Yield the parts that the log's bytes agree with, each with its start; ends at the first that does not agree."""
         try:
             with self.file.open("rb") as opened:
@@ -104,12 +104,12 @@ class LogIndex:
     def remove(self) -> None:
         """Remove the index, because the log is about to be rewritten."""
         self.file.unlink(missing_ok=True)
-        self.boundary, self._valid_bytes = Boundary(), 0
+        self.boundary, self._valid_bytes = LogBoundary(), 0
         self.boundaries.clear()
 
-    def _add(self, part: Part, size: int) -> None:
+    def _add(self, part: LogPart, size: int) -> None:
         records = self.boundary.records + len(part.rollout_ids)
-        self.boundary = Boundary(part.end, part.checksum, records)
+        self.boundary = LogBoundary(part.end, part.checksum, records)
         self.boundaries.add(self.boundary)
         self._valid_bytes = max(self._valid_bytes, len(_INDEX_HEAD)) + FRAME.size + size
 
@@ -124,7 +124,7 @@ class LogIndex:
             opened.writelines(map(framed, parts))
 
 
-def _made(log: BinaryIO, start: int, placed: Iterator[tuple[str, int]], end: int) -> Part | None:
+def _made(log: BinaryIO, start: int, placed: Iterator[tuple[str, int]], end: int) -> LogPart | None:
     """The next part of the log, whose position is `start`; `None` if a record is damaged, or not where it should be."""
     position, checksum = start, 0
     if not start:
@@ -142,13 +142,13 @@ def _made(log: BinaryIO, start: int, placed: Iterator[tuple[str, int]], end: int
         ids.append(rollout_id)
         sizes.append(len(encoded))
         position += FRAME.size + len(encoded)
-    return Part(position, checksum, ids, sizes)
+    return LogPart(position, checksum, ids, sizes)
 
 
-_decoder = msgspec.msgpack.Decoder(Part)
+_decoder = msgspec.msgpack.Decoder(LogPart)
 
 
-def _decoded(encoded: bytes) -> Part | None:
+def _decoded(encoded: bytes) -> LogPart | None:
     try:
         return _decoder.decode(encoded)
     except msgspec.MsgspecError:

@@ -9,7 +9,7 @@ Invariants, afterwards:
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from rollwright.config import RunConfig, build, dump
@@ -19,7 +19,9 @@ from rollwright.rollout.accounting import Fate
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.recovery import CompletionReplay
 from rollwright.rollout.settling import NO_REASON
+from rollwright.rollout.stream import CompletionsRead
 from rollwright.run.folder import CONFIG, STORE, RunFolder, RunReader
+from rollwright.run.gc_tuning import rare_collections
 from rollwright.run.retention import own_index, replace_durably
 from rollwright.run.trajectory_log import TRAJECTORIES
 from rollwright.run.worker_settings import CONFIG_KEY
@@ -44,13 +46,15 @@ async def recover(folder: RunFolder, address: str, config: RunConfig) -> None:
     """Check the store and complete the log from it; repairs are reported to the folder."""
     if address == "memory":
         return
-    if (path := sqlite_path(address)) is not None:
-        await _check_file(folder, path, config)
-    store = await open_store(address)
-    try:
-        await _complete_log(folder, store, config)
-    finally:
-        await store.close()
+    with rare_collections():  # what is read stays, so that collections would find nothing
+        folder.completions = CompletionsRead()
+        if (path := sqlite_path(address)) is not None:
+            await _check_file(folder, path, folder.completions, config)
+        store = await open_store(address)
+        try:
+            await _complete_log(folder, store, folder.completions, config)
+        finally:
+            await store.close()
 
 
 async def restore_settings(run: Path, told: str | None) -> RunConfig | None:
@@ -86,7 +90,7 @@ def resumed_settings(reader: RunReader, overrides: Sequence[str] = ()) -> RunCon
     return settings
 
 
-async def _check_file(folder: RunFolder, path: Path, config: RunConfig) -> None:
+async def _check_file(folder: RunFolder, path: Path, log: CompletionsRead, config: RunConfig) -> None:
     # imported here, because only a run with a SQLite file needs it
     from rollwright.store.sql.sqlite_integrity import check_integrity, move_aside, readable_trajectories
 
@@ -96,8 +100,10 @@ async def _check_file(folder: RunFolder, path: Path, config: RunConfig) -> None:
         folder.store_is_new = True
         return
     problems = await asyncio.to_thread(check_integrity, path)
-    wrong = problems[0].removeprefix(f"{path}: ") if problems else await _unreadable(path)
+    wrong = problems[0].removeprefix(f"{path}: ") if problems else await _unreadable(path, log)
     if wrong is not None:
+        log.entries.clear()
+        log.open_ids = None
         aside = move_aside(path)
         saved = _take(folder, await asyncio.to_thread(list, readable_trajectories(aside)), config)
         also = f"; {saved:,} finished trajectories were saved from it" if saved else ""
@@ -107,16 +113,16 @@ async def _check_file(folder: RunFolder, path: Path, config: RunConfig) -> None:
         folder.store_is_new = True
 
 
-async def _unreadable(path: Path) -> str | None:
+async def _unreadable(path: Path, log: CompletionsRead) -> str | None:
     """Error in the rows of a SQLite file, which SQLite's own check does not decode; `None` if all can be read."""
     from rollwright.store.sql.sqlite_integrity import decode_rollouts
 
     store = await open_store(str(path))
     try:
-        await asyncio.to_thread(decode_rollouts, path)  # in one pass: pages of a query would each cost a scan
-        cursor = 0
-        while log := await store.read_completions(cursor):
-            cursor = log[-1].cursor
+        log.open_ids = await asyncio.to_thread(
+            decode_rollouts, path
+        )  # in one pass: pages of a query would each cost a scan
+        await log.read_on(store)
         await store.get_latest_resources()
     except Exception as error:  # noqa: BLE001 - damaged bytes raise anything
         return str(error) or type(error).__name__
@@ -153,7 +159,9 @@ def _take(folder: RunFolder, found: Iterable[bytes], config: RunConfig) -> int:
     return taken
 
 
-async def _complete_log(folder: RunFolder, store: Store, config: RunConfig) -> None:
+async def _complete_log(
+    folder: RunFolder, store: Store, completions: CompletionsRead, config: RunConfig
+) -> None:
     """Add the trajectories of delivered groups that only the store has, and report those that neither has.
 
     Other groups need nothing: the resumed scheduler collects them from the store.
@@ -165,7 +173,10 @@ async def _complete_log(folder: RunFolder, store: Store, config: RunConfig) -> N
     """Finished rollouts that the log lacks, by group."""
     log: dict[str, list[CompletionEntry]] = {}
     """All completions by group, in their order."""
-    async for completion in _completions(store, config):
+    own = _own_prefixes(config)
+    for completion in await completions.read_on(store):
+        if not completion.rollout_id.startswith(own):
+            continue
         group_id = completion.rollout_id.rpartition("-m")[0]
         if not forgotten.has_group(group_id):
             log.setdefault(group_id, []).append(completion)
@@ -215,10 +226,12 @@ def _members_of(
     return taken
 
 
-async def enter_finished(store: Store, folder: RunFolder, config: RunConfig) -> None:
-    """Mark the folder's finished and permanently failed rollouts as such in the store."""
-    final = {each.rollout_id async for each in _completions(store, config)}
-    own = [each for each in folder.log.rollouts if _is_own(config, each) and each not in final]
+async def enter_finished(store: Store, folder: RunFolder, log: CompletionsRead, config: RunConfig) -> None:
+    """Mark the folder's finished and permanently failed rollouts as such in the store, whose completions up to some position
+    are in `log`."""
+    final = {each.rollout_id for each in await log.read_on(store)}
+    unknown = [each for each in folder.log.rollouts if each not in final]
+    own = [each for each in unknown if _is_own(config, each)]
     failed = [
         each for each in folder.failed if _is_own(config, each) and each not in final and each not in own
     ]
@@ -259,16 +272,6 @@ def _request(rollout_id: str, config: RunConfig) -> EnqueueRequest:
     return EnqueueRequest(input=played, rollout_id=rollout_id, mode=_mode(config, rollout_id))
 
 
-async def _completions(store: Store, config: RunConfig) -> AsyncIterator[CompletionEntry]:
-    """Yield the completions of the run's own rollouts."""
-    cursor = 0
-    while page := await store.read_completions(cursor):
-        cursor = page[-1].cursor
-        for each in page:
-            if _is_own(config, each.rollout_id):
-                yield each
-
-
 async def _readable(store: Store, rollout_ids: Sequence[str]) -> dict[str, Trajectory]:
     found: dict[str, Trajectory] = {}
     for rollout_id, encoded in (await store.get_trajectories(rollout_ids)).items():
@@ -290,7 +293,12 @@ def _delivered_groups(reader: RunReader) -> Collection[str]:
 
 
 def _is_own(config: RunConfig, rollout_id: str) -> bool:
-    return rollout_id.startswith((f"{config.name}.train-", f"{config.name}.val"))
+    return rollout_id.startswith(_own_prefixes(config))
+
+
+def _own_prefixes(config: RunConfig) -> tuple[str, str]:
+    """What the ids of the run's own rollouts begin with."""
+    return f"{config.name}.train-", f"{config.name}.val"
 
 
 def _mode(config: RunConfig, name: str) -> str:

@@ -22,7 +22,7 @@ from rollwright.rollout.draws import RecordedDraws
 from rollwright.rollout.filters import build_filters
 from rollwright.rollout.groups import draw_in_order
 from rollwright.rollout.scheduler import FOREIGN_CANCELLATION
-from rollwright.rollout.stream import rollout_ids
+from rollwright.rollout.stream import CompletionsRead, rollout_ids
 from rollwright.rollout.worker import first_cause
 from rollwright.run.build import SettingsTable, build_curriculum
 from rollwright.run.build_agents import build_board
@@ -40,7 +40,7 @@ from rollwright.run.pruning import TrajectoryReleaser, delete_forgotten
 from rollwright.run.recovery import enter_finished
 from rollwright.run.retention import Forgotten
 from rollwright.run.validations import VALIDATION, begun_validations, stream_of
-from rollwright.run.worker_settings import leave_settings
+from rollwright.run.worker_settings import MODEL, leave_settings
 from rollwright.run.workers import RunWorkers, managers_of
 from rollwright.store.api import Store
 from rollwright.store.memory import MemoryStore
@@ -152,6 +152,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closed = True
+        self.workers.stop_claiming()
         with no_collections():
             if self._forget and self._work is not None:
                 # Nobody resumes what they play, so the store need not tell each episode to stop first.
@@ -177,27 +178,37 @@ class Run:
             resumed=self._delivered is not None,
             handed_out=bool(self._delivered or self._validated),
         )
+        log = self._read_completions()
         if self._folder is not None and not self._forget:
             self._releaser = TrajectoryReleaser(self.store, self._folder.log)
             self._stack.push_async_callback(self._releaser.release_rest)
             if self._delivered is not None:  # an earlier process may have ended before this
-                await enter_finished(self.store, self._folder, self.config)
+                await enter_finished(self.store, self._folder, log, self.config)
                 await self._releaser.release(self._folder.log.rollouts)
         if self._forgotten is not None and self._forgotten.steps:
             await delete_forgotten(
                 self.store, self._forgotten, cancel=True
             )  # an earlier process may have ended before this
         if self._delivered is not None and self.config.val_env_manager is not None:
-            ids = await rollout_ids(self.store, f"{self.config.name}.{VALIDATION}", VALIDATION)
+            ids = await rollout_ids(self.store, f"{self.config.name}.{VALIDATION}", VALIDATION, log)
             begun = begun_validations(self.config.name, ids)
             self.unfinished_validations = sorted(begun - self._validated.keys())
         address = given if isinstance(given, str) else None
         self._work = await self.workers.start(self.store, address, self._stack, drain=not self._forget)
         if self.draws is not None and self._folder is not None and self._delivered is not None:
-            await restore_draws(self.draws, self.config, self.store, self._folder)
+            await restore_draws(self.draws, self.config, self.store, self._folder, log)
         if self.config.train_env_manager is not None:
-            scheduler = self._scheduler(self.config.train_env_manager, "train", "train", self._delivered)
+            scheduler = self._scheduler(self.config.train_env_manager, "train", "train", self._delivered, log)
             self._training = await self._stack.enter_async_context(scheduler)
+
+    def _read_completions(self) -> CompletionsRead:
+        """What recovery has read of the store's completion log. Nothing of it counts if the rollouts were deleted since,
+        because another model begins anew."""
+        if self._folder is None:
+            return CompletionsRead()
+        log, self._folder.completions = self._folder.completions, None
+        anew = any(each.key == MODEL for each in self.changes)
+        return CompletionsRead() if log is None or anew else log
 
     async def _close_policy(self) -> None:
         try:
@@ -286,7 +297,12 @@ class Run:
         await delete_forgotten(self.store, forgotten)
 
     def _scheduler(
-        self, manager: EnvManagerConfig, mode: str, stream: str, delivered: Collection[str] | None
+        self,
+        manager: EnvManagerConfig,
+        mode: str,
+        stream: str,
+        delivered: Collection[str] | None,
+        log: CompletionsRead | None = None,
     ) -> RolloutScheduler:
         forgotten = self._forgotten if mode == "train" else None
         evaluation = self._evaluation if mode == VALIDATION else None
@@ -304,6 +320,7 @@ class Run:
             resources_id=self.config.name,
             forget=self._forget,
             delivered=delivered,
+            completions=log,
             draw=draws or draw_in_order(played.level_of, manager.group_size),
             observe=None if draws is None else draws.observe,
             slot_tags=played.slot_tags,

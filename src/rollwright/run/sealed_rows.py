@@ -28,6 +28,9 @@ _LIKE_SEAL = re.compile(rb'": "[0-9a-f]{8}"\}$')
 
 Row = dict[str, Any]
 
+_SEALED_DIGITS = slice(_DIGITS.start - len(_SEAL), _DIGITS.stop - len(_SEAL))
+"""Position of the checksum in a line."""
+
 _BEFORE_DIGITS, _BEHIND_DIGITS = _SEAL[: _DIGITS.start], _SEAL[_DIGITS.stop :]
 
 
@@ -141,14 +144,13 @@ def check_rows(file: Path) -> SealedRows:
         content = file.read_bytes()
     except FileNotFoundError:
         return found
-    is_whole = not content or (content.endswith(b"\n") and all(map(_is_intact, BytesIO(content))))
+    is_whole = not content or (content.endswith(b"\n") and all(map(_is_intact, _lines(content))))
     return found if is_whole else parse_rows(file, content)
 
 
 def _is_intact(line: bytes) -> bool:
-    """Whether a line, with its newline, has a seal with the right checksum."""
-    data = line[:-1]
-    return _has_seal(data) and data[-len(_SEAL) :][_DIGITS] == b"%08x" % crc32(data[: -len(_SEAL)])
+    """Whether a line, without its newline, has a seal with the right checksum."""
+    return _has_seal(line) and line[_SEALED_DIGITS] == b"%08x" % crc32(line[: -len(_SEAL)])
 
 
 def parse_rows(file: Path, content: bytes) -> SealedRows:
@@ -173,18 +175,23 @@ def _parsed(found: SealedRows, content: bytes) -> Iterator[Row]:
     found.unsealed = bool(whole.strip()) and not any(map(_is_sealed, _lines(whole)))
     number = 0
     for number, line in enumerate(_lines(whole), 1):
-        if not line.strip():
+        if not line or line.isspace():
             continue
         try:
-            if not found.unsealed and not _is_sealed(line):
+            if _is_intact(line):
+                row, mended = _loaded(line[: -len(_SEAL)] + b"}"), False
+            elif not found.unsealed and not _is_sealed(line):
                 raise ValueError("has no checksum, unlike others")
-            row, mended = unseal(line)
+            else:
+                row, mended = unseal(line)
         except ValueError:
             waiting.append((number, line))
             continue
-        yield from _mend(found, waiting)
+        if waiting:
+            yield from _mend(found, waiting)
         yield row
-        found.mended += [number] * mended
+        if mended:
+            found.mended.append(number)
     if tail.strip():
         number = whole.count(b"\n") + 2 if newline else 1
         last = _last(tail)

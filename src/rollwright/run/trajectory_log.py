@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from rollwright.errors import RollwrightError, naming
-from rollwright.run.log_index import FEWEST_RECORDS, Boundary, LogIndex
+from rollwright.run.log_index import FEWEST_RECORDS, LogBoundary, LogIndex
 from rollwright.run.log_records import FRAME, HEAD, LogCondition, framed, records, rollout_of
 
 TRAJECTORIES = "trajectories.rwlog"
@@ -82,11 +82,11 @@ class TrajectoryLog:
         return log, condition
 
     @property
-    def indexed(self) -> Boundary:
+    def indexed(self) -> LogBoundary:
         """The end of the indexed part."""
-        return Boundary() if self._index is None else self._index.boundary
+        return LogBoundary() if self._index is None else self._index.boundary
 
-    def has_boundary(self, boundary: Boundary) -> bool:
+    def has_boundary(self, boundary: LogBoundary) -> bool:
         """Whether this log was indexed up to there, and has the same bytes still."""
         return self._index is not None and boundary in self._index.boundaries
 

@@ -31,7 +31,7 @@ from rollwright.run.fleet import Fleet, ScaleRules
 from rollwright.run.process_fleet import ProcessFleet
 from rollwright.run.worker_settings import leave_door, worker_urls
 from rollwright.store.api import Store
-from rollwright.store.opening import TOKEN_VARIABLE
+from rollwright.store.opening import TOKEN_VARIABLE, sqlite_path
 from rollwright.store.records import AttemptedRollout
 
 if TYPE_CHECKING:
@@ -113,12 +113,24 @@ class RunWorkers:
         stack.push_async_callback(self._stop, task, drain=drain)
         return task
 
+    def stop_claiming(self) -> None:
+        """Has the workers of this process begin no further rollout: the run ends, and the rest of its queue, perhaps a million
+        rollouts, is about to be cancelled."""
+        for worker in self._coroutines:
+            worker.stop_claiming()
+
     async def _make_process_fleet(
         self, processes: int, store: Store, given: str | None, stack: AsyncExitStack
     ) -> ProcessFleet:
-        """Fleet of worker processes, with a server for a store that they cannot open themselves."""
+        """Fleet of worker processes, with a server for a store that they cannot open themselves.
+
+        They open a SQLite file themselves: through a server, this process would take as much processor time for a rollout as
+        they do, and a second worker would gain little."""
+        file = None if given is None else sqlite_path(given)
         if given is not None and given.startswith(("postgres", "http")):
             address = given
+        elif file is not None:
+            address = str(file.absolute())
         else:
             # imported here, because only a run with processes needs a server
             from rollwright.store.http.server import StoreServer

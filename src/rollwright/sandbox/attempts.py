@@ -5,8 +5,7 @@ for the same box. After `release`, which does not await, no box can be started a
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 
 from rollwright.sandbox.box import (
@@ -118,15 +117,21 @@ class AttemptBoxes:
 _current: ContextVar[AttemptBoxes | None] = ContextVar("rollwright_attempt_boxes", default=None)
 
 
-@contextmanager
-def use_boxes(boxes: AttemptBoxes) -> Iterator[AttemptBoxes]:
-    """Makes these the boxes of everything that runs inside the block, and ends them after it."""
-    token = _current.set(boxes)
-    try:
-        yield boxes
-    finally:
-        _current.reset(token)
-        boxes.release()
+class use_boxes:
+    """`with use_boxes(boxes):` makes these the boxes of everything that runs inside the block, and ends them after it."""
+
+    __slots__ = ("_boxes", "_token")
+
+    def __init__(self, boxes: AttemptBoxes) -> None:
+        self._boxes = boxes
+
+    def __enter__(self) -> AttemptBoxes:
+        self._token = _current.set(self._boxes)
+        return self._boxes
+
+    def __exit__(self, *raised: object) -> None:
+        _current.reset(self._token)
+        self._boxes.release()
 
 
 def current_boxes() -> AttemptBoxes:

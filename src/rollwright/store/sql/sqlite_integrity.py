@@ -16,6 +16,7 @@ from urllib.parse import quote
 from rollwright.store.sql.migrate import NEWEST, READ_VERSION, VERSION_TABLE
 from rollwright.store.sql.rows import ROLLOUT_COLUMNS, RolloutRow
 from rollwright.store.sql.schema import metadata
+from rollwright.store.transitions import FINAL_ROLLOUT
 
 THOROUGH_BYTES = 64 * 2**20
 """Up to this size every index is compared with its table, which takes half a second; of larger files only the pages and
@@ -61,12 +62,17 @@ def check_integrity(path: Path, *, full: bool | None = None) -> list[str]:
     return problems
 
 
-def decode_rollouts(path: Path) -> None:
-    """Decodes every rollout of a file with the newest schema, one by one; raises whatever damaged bytes lead to."""
+def decode_rollouts(path: Path) -> list[str]:
+    """Decodes every rollout of a file with the newest schema, one by one; raises whatever damaged bytes lead to. Returns the
+    ids of those that have not ended."""
+    found: list[str] = []
     columns = ", ".join(f'"{each.name}"' for each in ROLLOUT_COLUMNS)
     with closing(_connect(path)) as connection:
         for row in connection.execute(f"SELECT {columns} FROM rollouts"):
-            RolloutRow(*row).record()
+            rollout = RolloutRow(*row).record()
+            if rollout.status not in FINAL_ROLLOUT:
+                found.append(rollout.rollout_id)
+    return found
 
 
 def one_line(problem: object) -> str:
