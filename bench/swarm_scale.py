@@ -18,9 +18,11 @@ import dataclasses
 import json
 import logging
 import os
+import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +32,19 @@ from rich.table import Table
 from results_file import RESULTS, write_results
 from rollwright.aio import run_virtual
 from rollwright.swarm.identity import Identity, is_signed
-from rollwright.swarm.simulation.world import WorldSettings, simulate
+from rollwright.swarm.simulation.world import WorldReport, WorldSettings, simulate
 
 HERE = Path(__file__).resolve().parent
 PICTURE = HERE.parent / "docs" / "images" / "swarm_scale.png"
 
 ARMS = {
     "all_100": WorldSettings(100, "all", seconds=130, warm_up=40, partition=(60, 85)),
-    "views_100": WorldSettings(100, "views", seconds=130, warm_up=40, partition=(60, 85)),
     "all_1000": WorldSettings(1000, "all", seconds=50, warm_up=24, gathering=40),
-    "views_1000": WorldSettings(1000, "views", seconds=66, warm_up=30, partition=(34, 46)),
-    "views_10000": WorldSettings(10_000, "views", seconds=56, warm_up=24, partition=(30, 40)),
+    "views_100": WorldSettings(100, "views", seconds=160, warm_up=40, partition=(85, 110)),
+    "views_1000": WorldSettings(1000, "views", seconds=130, warm_up=40, partition=(85, 110)),
+    "views_10000": WorldSettings(10_000, "views", seconds=130, warm_up=40, partition=(85, 110)),
 }
-"""A round takes about 20 s; there are fewer of them the more nodes there are."""
+"""A round takes 20 to 30 s; `warm_up` is the first."""
 
 
 def unit_costs() -> dict[str, float]:
@@ -58,17 +60,30 @@ def unit_costs() -> dict[str, float]:
     return {"sign_us": 1e6 * (signed - began) / count, "check_us": 1e6 * (checked - signed) / count}
 
 
-def run_arm(name: str) -> dict[str, Any]:
-    """One arm in a process of its own, so that none has another's memory."""
-    done = subprocess.run(
+def run_arm(name: str, note: Callable[[dict[str, Any]], None]) -> None:
+    """One arm in a process of its own, so that none has another's memory. `note` gets its figures as they stand, some times
+    before the end: what a run of ten thousand has found is not lost if it is stopped."""
+    load = os.getloadavg()[0]
+    with subprocess.Popen(
         [sys.executable, __file__, "arm", name],
-        check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {**dataclasses.asdict(ARMS[name]), **found, "load_before": os.getloadavg()[0]}
+    ) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            found: dict[str, Any] = json.loads(line)
+            note({**dataclasses.asdict(ARMS[name]), **found, "load_before": load})
+    if child.returncode:
+        raise SystemExit(f"{name} ended with {child.returncode}")
+
+
+def play_arm(name: str) -> None:
+    def report(found: WorldReport) -> None:
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({**dataclasses.asdict(found), "memory_mib": memory}), flush=True)
+
+    report(run_virtual(simulate(ARMS[name], report)))
 
 
 def show(console: Console, arms: dict[str, Any]) -> None:
@@ -144,19 +159,27 @@ def _value(row: dict[str, Any], name: str) -> Any:
 def main() -> None:
     logging.disable(logging.CRITICAL)  # a line for every peer that is caught
     if sys.argv[1:2] == ["arm"]:
-        print(json.dumps(dataclasses.asdict(run_virtual(simulate(ARMS[sys.argv[2]])))))
+        play_arm(sys.argv[2])
         return
     console = Console()
     load = os.getloadavg()[0]
     chosen = sys.argv[1:] or list(ARMS)
     before = RESULTS / "swarm_scale.json"
     arms = json.loads(before.read_text())["arms"] if before.is_file() and sys.argv[1:] else {}
+    costs = unit_costs()
     for name in chosen:
+
+        def note(found: dict[str, Any], name: str = name) -> None:
+            found["check_ms"] = (
+                found["checked"] * costs["check_us"] + found["signed"] * costs["sign_us"]
+            ) / 1e3
+            arms[name] = found
+            write_results("swarm_scale", {"load_before": load, **costs, "arms": arms})
+
         with console.status(name):
-            arms[name] = run_arm(name)
+            run_arm(name, note)
         console.print(f"{name}: {arms[name]['cpu_seconds']:.0f} s of CPU")
-        draw(arms, PICTURE)
-        write_results("swarm_scale", {"load_before": load, **unit_costs(), "arms": arms})
+    draw(arms, PICTURE)
     show(console, arms)
     console.print(f"written to {RESULTS / 'swarm_scale.json'}")
     if any(row["poison_trained"] for row in arms.values()):
