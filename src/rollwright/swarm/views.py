@@ -166,7 +166,7 @@ class PeerView:
         if peer in self._members:
             self._members[peer] = 0
         if not self.is_banished(peer, now):
-            self._silent.pop(peer, None)  # a peer of the reserve is there again
+            self.add(peer, peer)  # found by its name, or a peer of the reserve that is there again
 
     def note_silence(self, peer: str, now: float) -> None:
         """Count a message without an answer, or with a useless one."""
