@@ -42,7 +42,6 @@ ARMS = {
     "all_1000": WorldSettings(1000, "all", seconds=50, warm_up=24, gathering=40),
     "views_100": WorldSettings(100, "views", seconds=160, warm_up=40, partition=(85, 110)),
     "views_1000": WorldSettings(1000, "views", seconds=130, warm_up=40, partition=(85, 110)),
-    "views_3000": WorldSettings(3000, "views", seconds=85, warm_up=30, partition=(60, 75)),
     "views_10000": WorldSettings(10_000, "views", seconds=130, warm_up=40, partition=(85, 110)),
 }
 """A round takes 20 to 30 s; `warm_up` is the first."""

@@ -202,6 +202,20 @@ def test_a_peer_that_does_not_deliver_loses_its_place_until_it_has_delivered() -
     assert peer.peer in node.view.members
 
 
+def test_places_that_rest_on_an_accomplices_groups_alone_are_lost_with_it() -> None:
+    node, accomplice, honest = gossip(), Identity.generate(), Identity.generate()
+    censor, maker = Identity.generate(), Identity.generate()
+    passed_on(node, accomplice, manifest(censor))
+    node.prefer(censor.peer, NOW)
+    passed_on(node, honest, manifest(censor, 2))
+    node.prefer(censor.peer, NOW)
+    passed_on(node, honest, manifest(maker))
+    node.prefer(maker.peer, NOW)
+    assert node.view.members == {accomplice.peer, censor.peer, honest.peer, maker.peer}
+    node._note_fault(censor.peer, NOW)
+    assert node.view.members == {honest.peer, maker.peer}
+
+
 def test_signatures_are_counted_when_they_are_checked_or_made() -> None:
     node, bringer = gossip(), Identity.generate()
     passed_on(node, bringer, manifest(Identity.generate()), manifest(Identity.generate()))

@@ -29,7 +29,7 @@ def view_of(number: int = 0) -> PeerView:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["add", "write", "accept", "prefer", "answer", "silence", "demote", "banish"]),
+            st.sampled_from(["add", "write", "accept", "prefer", "answer", "silence", "demote", "withdraw", "banish"]),
             st.integers(0, 400),
         ),
         max_size=600,
@@ -52,6 +52,8 @@ def test_a_view_is_bounded_whatever_happens(events: list[tuple[str, int]]) -> No
                 view.note_answer(peer, now)
             case "silence":
                 view.note_silence(peer, now)
+            case "withdraw":
+                view.withdraw(peer)
             case "demote":
                 view.demote(peer, now)
             case "banish":

@@ -177,6 +177,9 @@ class Gossip:
         """Manifests pulled in this interval."""
         self._carriers: OrderedDict[str, str] = OrderedDict()
         """Who last passed on a manifest of a peer, in an exchange that this node opened."""
+        self._vouchers: OrderedDict[str, set[str]] = OrderedDict()
+        """The makers of the groups by which a carrier earned its place. Those who work together can make good groups for each other to
+        pass on; when such a maker is found to offer what it does not have, the places that rest on its groups alone are lost."""
         self._faults: OrderedDict[str, int] = OrderedDict()
         """Exchanges in a row in which a peer did not deliver."""
         self._answered: set[str] = set()
@@ -201,8 +204,11 @@ class Gossip:
         # Good groups do not make up for a fault: who does not deliver what it offers gets no place until it has done so.
         if peer not in self._faults:
             self.view.prefer(peer, now)
-        if carrier is not None and carrier not in self._faults:
+        if carrier is not None and carrier not in self._faults and peer not in self._faults:
             self.view.accept(carrier, now)
+            self._vouchers.setdefault(carrier, set()).add(peer)
+            if len(self._vouchers) > _FAULTY:
+                self._vouchers.popitem(last=False)
 
     def meet(self, peers: Iterable[str], now: float) -> list[Outgoing]:
         """Open exchanges with peers that are known by name only; they count once they have answered."""
@@ -398,6 +404,11 @@ class Gossip:
 
     def _note_fault(self, peer: str, now: float) -> None:
         self._faults[peer] = self._faults.pop(peer, 0) + 1
+        for carrier, makers in list(self._vouchers.items()):
+            makers.discard(peer)
+            if not makers:
+                del self._vouchers[carrier]
+                self.view.withdraw(carrier)
         if self._faults[peer] >= FAULTS:
             del self._faults[peer]
             self.view.banish(peer, now)

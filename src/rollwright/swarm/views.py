@@ -148,6 +148,15 @@ class PeerView:
     def is_proven(self, peer: str) -> bool:
         return peer in self._kept
 
+    def withdraw(self, peer: str) -> None:
+        """Take the places of a carrier, not that of a proven peer; it may earn them again."""
+        if peer not in self._places:
+            return
+        self._places = [None if each == peer else each for each in self._places]
+        if peer not in self._kept:
+            del self._members[peer]
+            self._to_reserve(peer)
+
     def demote(self, peer: str, now: float) -> None:
         """Take a peer's places, and try it no more until it is heard of again."""
         if peer in self._members:
