@@ -29,7 +29,9 @@ def view_of(number: int = 0) -> PeerView:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["add", "write", "accept", "prefer", "answer", "silence", "demote", "withdraw", "banish"]),
+            st.sampled_from(
+                ["add", "write", "accept", "prefer", "answer", "silence", "demote", "withdraw", "banish"]
+            ),
             st.integers(0, 400),
         ),
         max_size=600,

@@ -145,9 +145,6 @@ class PeerView:
         """Whether what this source says of others is taken."""
         return source in self._members
 
-    def is_proven(self, peer: str) -> bool:
-        return peer in self._kept
-
     def withdraw(self, peer: str) -> None:
         """Take the places of a carrier, not that of a proven peer; it may earn them again."""
         if peer not in self._places:

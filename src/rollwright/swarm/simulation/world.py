@@ -20,6 +20,7 @@ from rollwright.swarm.exchange import Exchange, ForeignGroup
 from rollwright.swarm.gossip import CHECKED, SIGNED, Gossip
 from rollwright.swarm.identity import Identity, shared_signatures
 from rollwright.swarm.settings import CommunicationConfig, SwarmConfig
+from rollwright.swarm.signed import REMEMBERED, remember_envelopes
 from rollwright.swarm.simulation.network import (
     REGIONS,
     ArrivalTimes,
@@ -41,7 +42,6 @@ from rollwright.swarm.simulation.nodes import (
     folder_of,
 )
 from rollwright.swarm.simulation.quiz import quiz_book, right_answer
-from rollwright.swarm.signed import REMEMBERED, remember_envelopes
 from rollwright.swarm.transports.base import Transport
 from rollwright.swarm.transports.gossip import GossipTransport
 
@@ -384,9 +384,7 @@ class World:
             givers.setdefault(node.peer, set()).update(each.peer for each in note.taken)
         report.givers = mean(map(len, givers.values())) if givers else 0.0
         every = [each for node in honest for note in node.notes for each in note.taken]
-        report.poison_trained = sum(
-            roles[each.peer] is Role.POISONER or not each.is_true for each in every
-        )
+        report.poison_trained = sum(roles[each.peer] is Role.POISONER or not each.is_true for each in every)
         verdicts = [len(each.exchange.quarantine.verdicts) for each in honest]
         report.poison_refused = sum(verdicts)
         report.quarantined = mean(verdicts) if verdicts else 0.0
