@@ -143,12 +143,12 @@ def draw(arms: dict[str, Any], path: Path) -> None:
         (axes[1][1], "hostile peers in an honest view\n(a fifth of all nodes)", "hostile_in_view", 0.6),
     )
     views = {name: row for name, row in arms.items() if name.startswith("views_")}
-    for axis, title, value, most in curves:
+    for axis, title, key, most in curves:
         for row in sorted(views.values(), key=lambda each: each["nodes"]):
-            points = [(each["round"], each[value]) for each in row["curve"] if each[value] is not None]
+            points = [(each["round"], each[key]) for each in row["curve"] if each[key] is not None]
             axis.plot(*zip(*points, strict=True), "o-", label=f"{row['nodes']:,} nodes, views")
         axis.set(xlabel="a node's round", ylim=(0, most))
-        axis.xaxis.set_major_locator(pyplot.MaxNLocator(integer=True))
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_title(title, fontsize=10)
         axis.legend()
     axes[1][1].axhline(0.2, color="grey", linestyle=":")

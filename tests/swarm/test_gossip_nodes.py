@@ -80,7 +80,7 @@ async def test_a_node_that_joins_late_gets_groups_by_asking(nodes: list[Any]) ->
 async def test_peers_that_die_leave_the_views_of_the_others(nodes: list[Any]) -> None:
     if not isinstance(nodes[0].transport, GossipTransport):
         pytest.skip("only partial views have members")
-    views = [each.transport.gossip.view for each in nodes]  # type: ignore[attr-defined]
+    views = [each.transport.gossip.view for each in nodes]
     for node in nodes:
         await node.share(1, 0)
     for node in nodes[:-1]:
