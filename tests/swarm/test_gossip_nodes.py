@@ -84,7 +84,7 @@ async def test_peers_that_die_leave_the_views_of_the_others(nodes: list[Any]) ->
     for node in nodes:
         await node.share(1, 0)
     for node in nodes[:-1]:
-        await gathered(node, 3)
+        await gathered(node, NODES - 1)
     assert all(nodes[-1].peer in view.members for view in views[:-1]), "its group was accepted"
     await nodes[-1].transport.close()
     async with asyncio.timeout(SECONDS):
