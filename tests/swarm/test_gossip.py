@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollwright.swarm.gossip import FANOUT, PULLED, Gossip
+from rollwright.swarm.gossip import CHECKED, FANOUT, PULLED_FROM_STRANGERS, SIGNED, Gossip
 from rollwright.swarm.gossip_messages import (
     ID_BYTES,
     MAX_MESSAGE_BYTES,
@@ -105,16 +105,16 @@ def test_nobody_can_write_in_anothers_name() -> None:
     honest, liar, victim = Identity.generate(), Identity.generate(), gossip()
     forged = GossipOffer(swarm_mark("s"), honest.peer, victim._identity.peer, NOW, b"t" * 8, (), ())
     assert victim.receive(sign_offer(forged, liar), NOW) == []
-    assert len(victim.view) == 0
+    assert honest.peer not in victim.view
     (asked,) = victim.meet([honest.peer], NOW)
     opened = read_message(asked.data)
     assert isinstance(opened, GossipOffer)
     reply = OfferReply(opened.token, (), (b"i" * ID_BYTES,), ())
     assert victim.receive(sign_reply(reply, victim._identity.peer, liar), NOW) == []
-    assert len(victim.view) == 0
+    assert honest.peer not in victim.view
     assert victim.counts[PassedOver.JUNK_GOSSIP] == 2
     victim.receive(sign_reply(reply, victim._identity.peer, honest), NOW)
-    assert victim.view.members == {honest.peer}
+    assert honest.peer in victim.view
 
 
 def test_an_offer_to_another_node_swarm_or_time_is_ignored() -> None:
@@ -139,7 +139,7 @@ def test_a_peer_that_offers_what_it_does_not_have_is_not_spoken_to_for_a_while()
     mesh = met(node, liar, honest)
     mesh.tick(12)
     assert liar._identity.peer not in node.view
-    assert honest._identity.peer in node.view.members
+    assert honest._identity.peer in node.view
 
 
 def test_a_manifest_that_its_peer_did_not_sign_is_not_kept_and_its_bringer_is_blamed() -> None:
@@ -154,6 +154,72 @@ def test_a_manifest_that_its_peer_did_not_sign_is_not_kept_and_its_bringer_is_bl
     node.receive(encode_delivery(Delivery(opened.token, (junk, good))), NOW)
     assert node.take_arrived() == [good]
     assert node._faults[bringer.peer] == 1
+
+
+def passed_on(node: Gossip, bringer: Identity, *envelopes: bytes) -> None:
+    """The node opens an exchange, and gets these manifests."""
+    (asked,) = node.meet([bringer.peer], NOW)
+    opened = read_message(asked.data)
+    assert isinstance(opened, GossipOffer)
+    reply = OfferReply(opened.token, (), tuple(map(manifest_id, envelopes)), ())
+    node.receive(sign_reply(reply, node._identity.peer, bringer), NOW)
+    node.receive(encode_delivery(Delivery(opened.token, envelopes)), NOW)
+
+
+def test_who_passed_on_an_accepted_group_gets_a_place_and_so_does_its_maker() -> None:
+    node, bringer, maker = gossip(), Identity.generate(), Identity.generate()
+    passed_on(node, bringer, manifest(maker))
+    assert len(node.view) == 0, "nothing has been checked yet"
+    node.prefer(maker.peer, NOW)
+    assert node.view.members == {bringer.peer, maker.peer}
+
+
+def test_who_opens_an_exchange_itself_earns_no_place_by_it() -> None:
+    node, sender, maker = gossip(), Identity.generate(), Identity.generate()
+    envelope = manifest(maker)
+    offer = GossipOffer(
+        swarm_mark("s"), sender.peer, node._identity.peer, NOW, b"t" * 8, (manifest_id(envelope),), ()
+    )
+    (answer,) = node.receive(sign_offer(offer, sender), NOW)
+    reply = read_message(answer.data)
+    assert isinstance(reply, OfferReply)
+    assert reply.wanted == (manifest_id(envelope),)
+    node.receive(encode_delivery(Delivery(b"t" * 8, (envelope,))), NOW)
+    assert node.take_arrived() == [envelope]
+    node.prefer(maker.peer, NOW)
+    assert node.view.members == {maker.peer}
+
+
+def test_a_peer_that_does_not_deliver_loses_its_place_until_it_has_delivered() -> None:
+    node, peer, other = gossip(), Identity.generate(), Identity.generate()
+    node.prefer(peer.peer, NOW)
+    node._note_fault(peer.peer, NOW)
+    assert peer.peer not in node.view
+    node.prefer(peer.peer, NOW)
+    assert peer.peer not in node.view, "a good group does not make up for it"
+    passed_on(node, peer, manifest(other))
+    node.prefer(peer.peer, NOW)
+    assert peer.peer in node.view.members
+
+
+def test_places_that_rest_on_an_accomplices_groups_alone_are_lost_with_it() -> None:
+    node, accomplice, honest = gossip(), Identity.generate(), Identity.generate()
+    censor, maker = Identity.generate(), Identity.generate()
+    passed_on(node, accomplice, manifest(censor))
+    node.prefer(censor.peer, NOW)
+    passed_on(node, honest, manifest(censor, 2))
+    node.prefer(censor.peer, NOW)
+    passed_on(node, honest, manifest(maker))
+    node.prefer(maker.peer, NOW)
+    assert node.view.members == {accomplice.peer, censor.peer, honest.peer, maker.peer}
+    node._note_fault(censor.peer, NOW)
+    assert node.view.members == {honest.peer, maker.peer}
+
+
+def test_signatures_are_counted_when_they_are_checked_or_made() -> None:
+    node, bringer = gossip(), Identity.generate()
+    passed_on(node, bringer, manifest(Identity.generate()), manifest(Identity.generate()))
+    assert node.work == {CHECKED: 3, SIGNED: 1}, "a reply and two manifests; an offer"
 
 
 def test_a_flood_of_offers_costs_a_bounded_number_of_answers_and_pulls() -> None:
@@ -171,7 +237,7 @@ def test_a_flood_of_offers_costs_a_bounded_number_of_answers_and_pulls() -> None
             answers += 1
             wanted += len(reply.wanted)
     assert answers <= 16 + 2
-    assert wanted <= PULLED // 2
+    assert wanted <= PULLED_FROM_STRANGERS
     assert len(node.tick(NOW + INTERVAL)) <= FANOUT
 
 

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollwright.errors import FormatError, RollwrightError
-from rollwright.swarm.identity import Identity, SequenceFile, is_signed, load_identity, short_name
+from rollwright.swarm import identity as identity_module
+from rollwright.swarm.identity import (
+    Identity,
+    SequenceFile,
+    is_signed,
+    load_identity,
+    shared_signatures,
+    short_name,
+)
 
 
 def test_an_identity_is_made_once_and_stays(tmp_path: Path) -> None:
@@ -175,3 +183,23 @@ def test_the_key_belongs_to_its_user(tmp_path: Path) -> None:
     os.chown(path, 12345, 12345)
     with pytest.raises(RollwrightError, match="another user"):
         load_identity(path)
+
+
+def test_shared_signatures_hold_for_exactly_what_was_signed_and_end_with_the_simulation() -> None:
+    one, other = Identity.generate(), Identity.generate()
+    before = one.sign(b"before")
+    with shared_signatures(2):
+        signature = one.sign(b"message")
+        assert is_signed(one.peer, b"message", signature)
+        assert not is_signed(one.peer, b"massage", signature)
+        assert not is_signed(other.peer, b"message", signature)
+        assert not is_signed(one.peer, b"message", bytes([signature[0] ^ 1]) + signature[1:])
+        assert is_signed(one.peer, b"before", before), "checked, since it was not noted"
+        table = identity_module._shared
+        assert table is not None
+        assert table.holds(one.peer, b"message", signature)
+        for number in range(2):
+            one.sign(bytes([number]))
+        assert not table.holds(one.peer, b"message", signature), "the oldest are forgotten"
+        assert is_signed(one.peer, b"message", signature)
+    assert identity_module._shared is None

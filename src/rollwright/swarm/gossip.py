@@ -2,7 +2,7 @@
 
 Pure: a message or a tick in, messages out; the clock is an argument, the draws are keyed by a secret of the node. Invariants:
 - What a node sends and pulls in an interval is bounded by constants, whatever the size of the swarm and whatever arrives:
-  `FANOUT` offers of its own, `ANSWERED` replies, `PULLED` manifests of proven peers and half as many of strangers.
+  `FANOUT` offers of its own, `ANSWERED` replies, the manifests of `PULLED` and `PULLED_FROM_STRANGERS`.
 - Nothing unsigned is kept or passed on, and no peer can write in another's name (`gossip_messages`).
 - A peer that does not answer, does not deliver what it offered, or delivers junk leaves the view (`views`); one that passes
   nothing on costs its own links only, because every manifest is offered by several peers.
@@ -56,14 +56,21 @@ LEARNT = 2
 """Offers in an interval whose senders may enter the view: what honest nodes send on average."""
 
 PULLED = 8
-"""Manifests pulled in an interval."""
+"""Manifests pulled in an interval in the exchanges that this node opened; as many again from members that opened one."""
 
 PULLED_FROM_ONE = 4
-"""Of them from one proven peer; from a stranger half as many, and from all strangers no more than half. So those who offer what
-they do not have cannot use up the others' share."""
+"""Of them in one exchange."""
+
+PULLED_FROM_STRANGERS = 2
+"""Manifests pulled in an interval from strangers that opened an exchange: those who open many, and offer what they do not have,
+use up nobody else's share."""
 
 FAULTS = 2
-"""Exchanges in a row in which a peer did not deliver all that it had offered and was asked for; one may be bad luck."""
+"""Exchanges in a row in which a peer did not deliver all that it had offered and was asked for. The first may be bad luck and
+costs the peer its place, the second leads to silence."""
+
+_FAULTY = 1024
+"""Peers whose last fault is remembered."""
 
 HELD = 512
 """Manifests held to be offered; the oldest are dropped."""
@@ -90,11 +97,28 @@ _PENDING = 4096
 """Wanted ids that are remembered, so that a manifest is not pulled twice at the same time."""
 
 
+CHECKED, SIGNED = "checked", "signed"
+"""Keys of `Gossip.work`."""
+
+
 class Outgoing(NamedTuple):
     """A message to send."""
 
     peer: str
     data: bytes
+
+
+class _Share(NamedTuple):
+    """Manifests that one kind of exchange may pull in an interval."""
+
+    kind: str
+    from_one: int
+    in_all: int
+
+
+_CHOSEN = _Share("chosen", PULLED_FROM_ONE, PULLED)
+_MEMBERS = _Share("members", PULLED_FROM_ONE, PULLED)
+_STRANGERS = _Share("strangers", PULLED_FROM_STRANGERS, PULLED_FROM_STRANGERS)
 
 
 @dataclass
@@ -108,6 +132,8 @@ class _Opened:
     """Whether the peer has nothing more to answer."""
     offered: frozenset[bytes]
     """Ids that this node offered in it."""
+    opened_here: bool = True
+    """Whether this node chose the peer."""
     wanted: set[bytes] = field(default_factory=set)
     """Ids that this node waits for."""
 
@@ -147,15 +173,22 @@ class Gossip:
         """Wanted ids, with the time when they may be wanted again."""
         self._open: OrderedDict[bytes, _Opened] = OrderedDict()
         """By token."""
-        self._pulled: Counter[int] = Counter()
-        """Manifests pulled in this interval: under 1 from proven peers, under 2 from strangers."""
+        self._pulled: Counter[_Share] = Counter()
+        """Manifests pulled in this interval."""
+        self._carriers: OrderedDict[str, str] = OrderedDict()
+        """Who last passed on a manifest of a peer, in an exchange that this node opened."""
+        self._vouchers: OrderedDict[str, set[str]] = OrderedDict()
+        """The makers of the groups by which a carrier earned its place. Those who work together can make good groups for each other to
+        pass on; when such a maker is found to offer what it does not have, the places that rest on its groups alone are lost."""
         self._faults: OrderedDict[str, int] = OrderedDict()
         """Exchanges in a row in which a peer did not deliver."""
         self._answered: set[str] = set()
         """Peers whose offers were answered in this interval."""
         self._arrived: list[bytes] = []
         self.counts: Counter[str] = Counter()
-        """Ignored input by `PassedOver`, until `take_counts`."""
+        """Ignored input by `PassedOver`, until it is read."""
+        self.work: Counter[str] = Counter()
+        """Signatures checked and made since the start: nearly all of a node's cost."""
 
     def announce(self, envelope: bytes, now: float) -> None:
         """Offer an own manifest from now on."""
@@ -165,9 +198,25 @@ class Gossip:
             self._own.popitem(last=False)
         self._hold(name, envelope, now)
 
+    def prefer(self, peer: str, now: float) -> None:
+        """A group of the peer was accepted: it and the carrier of its manifest have earned places in the view."""
+        carrier = self._carriers.pop(peer, None)
+        # Good groups do not make up for a fault: who does not deliver what it offers gets no place until it has done so.
+        if peer not in self._faults:
+            self.view.prefer(peer, now)
+        if carrier is not None and carrier not in self._faults and peer not in self._faults:
+            self.view.accept(carrier, now)
+            self._vouchers.setdefault(carrier, set()).add(peer)
+            if len(self._vouchers) > _FAULTY:
+                self._vouchers.popitem(last=False)
+
     def meet(self, peers: Iterable[str], now: float) -> list[Outgoing]:
         """Open exchanges with peers that are known by name only; they count once they have answered."""
-        return [self._offer(peer, now) for peer in peers if peer != self._identity.peer]
+        return [
+            self._offer(peer, now)
+            for peer in peers
+            if peer != self._identity.peer and not self.view.is_banished(peer, now)
+        ]
 
     def tick(self, now: float) -> list[Outgoing]:
         """Begin an interval: give up overdue exchanges, open new ones."""
@@ -197,6 +246,7 @@ class Gossip:
                 self.counts[PassedOver.JUNK_GOSSIP] += 1
                 return []
             if isinstance(message, OfferReply):
+                self.work[CHECKED] += 1
                 check_reply(data, opened.peer, self._identity.peer)
                 return self._on_reply(opened, message, now)
             return self._on_delivery(opened, message, now)
@@ -225,6 +275,7 @@ class Gossip:
         if sender in self._answered or (len(self._answered) >= ANSWERED and sender not in self.view.members):
             self.counts[PassedOver.TOO_MUCH_GOSSIP] += 1
             return []
+        self.work[CHECKED] += 1
         check_offer(data, offer)
         self._answered.add(sender)
         # Whoever opens many exchanges with others must not name more peers than those who are asked.
@@ -235,8 +286,9 @@ class Gossip:
             self.counts[PassedOver.JUNK_GOSSIP] += 1
             return []
         opened = self._new_exchange(offer.token, sender, now, answered=True)
-        opened.wanted = self._choose(offer.manifests, sender, now)
+        opened.wanted = self._choose(offer.manifests, opened, now)
         reply = OfferReply(offer.token, tuple(opened.wanted), tuple(opened.offered), self._tell(now))
+        self.work[SIGNED] += 1
         return [Outgoing(sender, sign_reply(reply, sender, self._identity))]
 
     def _on_reply(self, opened: _Opened, reply: OfferReply, now: float) -> list[Outgoing]:
@@ -244,9 +296,9 @@ class Gossip:
             self.counts[PassedOver.JUNK_GOSSIP] += 1
             return []
         opened.answered = True
-        self.view.note_answer(opened.peer)
+        self.view.note_answer(opened.peer, now)
         self._learn(reply.records, opened.peer, now)
-        opened.wanted = self._choose(reply.manifests, opened.peer, now)
+        opened.wanted = self._choose(reply.manifests, opened, now)
         envelopes = self._envelopes(opened, reply.wanted)
         if not envelopes and not opened.wanted:
             return []
@@ -261,6 +313,7 @@ class Gossip:
                 self.counts[PassedOver.JUNK_GOSSIP] += 1
                 continue
             opened.wanted.discard(name)
+            self.work[CHECKED] += 1
             try:
                 manifest = open_signed(envelope)
             except PeerRefused:
@@ -271,8 +324,14 @@ class Gossip:
             if manifest.swarm == self._swarm and name not in self._held:
                 self._hold(name, envelope, now)
                 self._arrived.append(envelope)
+                if opened.opened_here and manifest.peer != opened.peer:
+                    self._carriers[manifest.peer] = opened.peer
+                    if len(self._carriers) > HELD:
+                        self._carriers.popitem(last=False)
                 # Its signature shows that the peer was there: another name from another part of the swarm.
-                if self.view.is_wanted(manifest.peer, opened.peer, manifest.created):
+                if self.view.believes(opened.peer) and self.view.is_wanted(
+                    manifest.peer, opened.peer, manifest.created
+                ):
                     self.view.add(manifest.peer, opened.peer)
         if genuine and not opened.wanted:
             self._faults.pop(opened.peer, None)
@@ -290,10 +349,17 @@ class Gossip:
         offer = GossipOffer(
             self._mark, self._identity.peer, peer, now, token, tuple(opened.offered), self._tell(now)
         )
+        self.work[SIGNED] += 1
         return Outgoing(peer, sign_offer(offer, self._identity))
 
     def _new_exchange(self, token: bytes, peer: str, now: float, *, answered: bool) -> _Opened:
-        opened = _Opened(peer, now + ANSWER_INTERVALS * self._interval, answered, frozenset(self._to_offer()))
+        opened = _Opened(
+            peer,
+            now + ANSWER_INTERVALS * self._interval,
+            answered,
+            frozenset(self._to_offer()),
+            opened_here=not answered,
+        )
         self._open[token] = opened
         if len(self._open) > _OPEN:
             self._open.popitem(last=False)
@@ -305,15 +371,15 @@ class Gossip:
         fresh = [each for each in list(self._held)[-OFFERED_FRESH:] if each not in self._own]
         return own + self._random.sample(fresh, min(OFFERED - len(own), len(fresh)))
 
-    def _choose(self, offered: Sequence[bytes], source: str, now: float) -> set[bytes]:
+    def _choose(self, offered: Sequence[bytes], opened: _Opened, now: float) -> set[bytes]:
         """Which of the offered manifests to pull, by lot."""
-        share = 1 if self.view.is_proven(source) else 2
+        share = self._share_of(opened)
         unknown = [
             each
             for each in dict.fromkeys(offered)
             if each not in self._held and self._pending.get(each, 0.0) <= now
         ]
-        room = min(PULLED_FROM_ONE // share, PULLED // share - self._pulled[share], len(unknown))
+        room = min(share.from_one, share.in_all - self._pulled[share], len(unknown))
         chosen = self._random.sample(unknown, max(room, 0))
         self._pulled[share] += len(chosen)
         for each in chosen:
@@ -322,6 +388,11 @@ class Gossip:
             if len(self._pending) > _PENDING:
                 self._pending.popitem(last=False)
         return set(chosen)
+
+    def _share_of(self, opened: _Opened) -> "_Share":
+        if opened.opened_here:
+            return _CHOSEN
+        return _MEMBERS if opened.peer in self.view.members else _STRANGERS
 
     def _envelopes(self, opened: _Opened, wanted: Sequence[bytes]) -> tuple[bytes, ...]:
         """The wanted manifests of those that were offered in this exchange."""
@@ -333,10 +404,17 @@ class Gossip:
 
     def _note_fault(self, peer: str, now: float) -> None:
         self._faults[peer] = self._faults.pop(peer, 0) + 1
+        for carrier, makers in list(self._vouchers.items()):
+            makers.discard(peer)
+            if not makers:
+                del self._vouchers[carrier]
+                self.view.withdraw(carrier)
         if self._faults[peer] >= FAULTS:
             del self._faults[peer]
             self.view.banish(peer, now)
-        elif len(self._faults) > _OPEN:
+            return
+        self.view.demote(peer, now)
+        if len(self._faults) > _FAULTY:
             self._faults.popitem(last=False)
 
     def _hold(self, name: bytes, envelope: bytes, now: float) -> None:
@@ -372,6 +450,7 @@ class Gossip:
                 self.view.add(record.peer, source)
 
     def _keep(self, record: PeerRecord) -> bool:
+        self.work[CHECKED] += 1
         if not is_genuine(record, self._mark):
             self.counts[PassedOver.JUNK_GOSSIP] += 1
             return False

@@ -31,7 +31,7 @@ MAX_GROUP = 64
 _MAX_ITEMS = 32 + MAX_GROUP
 _MAX_DEPTH = 2
 
-_REMEMBERED = 1024
+REMEMBERED = 1024
 """Envelopes whose verified signature is cached: the transport and the admission both read each."""
 
 Hex32 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z", max_length=2 * KEY_BYTES)]
@@ -76,9 +76,18 @@ def sign_manifest(manifest: Manifest, identity: Identity) -> bytes:
     return _HEADER + identity.sign(_DOMAIN + _HEADER + body) + body
 
 
-@lru_cache(maxsize=_REMEMBERED)
 def open_signed(data: bytes) -> Manifest:
     """Decode an envelope and verify that the peer it names signed it; raise `PeerRefused` if not."""
+    return _opened(data)
+
+
+def remember_envelopes(count: int) -> None:
+    """Change how many verified envelopes are cached, and forget all: a process with many nodes in it needs more."""
+    global _opened
+    _opened = lru_cache(maxsize=count)(_open)
+
+
+def _open(data: bytes) -> Manifest:
     if len(data) > MAX_MANIFEST_BYTES or data[: len(_MAGIC)] != _MAGIC or len(data) <= len(_HEADER):
         raise PeerRefused(PeerRefusal.MALFORMED, f"{len(data)} bytes that are no manifest")
     if data[len(_MAGIC)] != PROTOCOL:
@@ -101,3 +110,6 @@ def open_signed(data: bytes) -> Manifest:
     if not is_signed(manifest.peer, _DOMAIN + _HEADER + body, signature):
         raise PeerRefused(PeerRefusal.BAD_SIGNATURE, f"not signed by {manifest.peer[:16]}")
     return manifest
+
+
+_opened = lru_cache(maxsize=REMEMBERED)(_open)

@@ -1,42 +1,45 @@
 """Partial views: the few peers that a node gossips with, out of a swarm of any size.
 
 Pure: no clock, no network. Invariants:
-- Memory is bounded: `PLACES` drawn members, `KEPT` proven ones, a reserve of `RESERVE`.
-- A place belongs to the peer with the lowest lot for it, of all that were heard of (min-wise sampling, as in Brahms). The lots
-  are keyed by a secret of the node. So being named often or first gains nothing, and a share of the keys gets that share of
-  the places.
-- Peers that one source named hold at most `NAMED_BY_ONE` places; a peer that wrote itself does not count for its source.
-- A proven peer (a group of it was accepted here, which cost it the work of playing) has a place of its own, which no stranger
-  takes. Half of all draws are of proven peers, and only they are believed about others once a node has `ENOUGH` members: those
-  who lie about whom they know name each other, and would soon be all that is heard of.
-- A member that does not answer `UNANSWERED` times in a row leaves its place to the reserve. It returns when a record of it is
-  younger than its silence. Reserve members are tried now and then: after a partition, both sides find each other again.
+- Memory is bounded: `PLACES` drawn members, `KEPT` proven ones, a reserve of `RESERVE`. Half of all draws are of proven peers.
+- Being heard of leads to the reserve only; a place has to be earned. A *proven* peer made a group that was accepted here, which
+  cost it the work of playing. A *carrier* passed on the manifest of such a group, in an exchange that this node opened. So who
+  opens many exchanges, or is named often, gains nothing; who passes on nothing, or only what does not hold up, gets no place.
+- The `PLACES` of carriers are drawn: each belongs to the carrier with the lowest lot for it, of all that there were (min-wise
+  sampling, as in Brahms). The lots are keyed by a secret of the node, so no peer can choose whose view it enters.
+- Only members are believed about others: those who lie about whom they know name each other, and would soon be all that is heard
+  of. Peers that one source named hold at most `NAMED_BY_ONE` places of the reserve, and peers that are known only because they
+  wrote have a part of it of their own (`CALLERS`).
+- A member that does not answer `UNANSWERED` times in a row leaves its place to the reserve. It returns when it does its work
+  again. Reserve members are tried now and then: after a partition, both sides find each other again.
 """
 
 import random
 import struct
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from hashlib import blake2b
 
 from rollwright.swarm.transports.peer_table import RandomSet
 
 PLACES = 16
-"""Drawn members. With a fifth of all peers malicious, all 16 are so once in 10^11 draws."""
+"""Drawn members: carriers. With a fifth of them malicious, all 16 are so once in 10^11 draws."""
 
 KEPT = 16
 """Places of proven peers, the most recent ones."""
 
-ENOUGH = 4
-"""Members from which on strangers are not believed about others."""
-
 RESERVE = 128
 """Peers remembered beside the members, by lot: enough for some of every part of a partitioned swarm."""
 
+CALLERS = 32
+"""Of the reserve: peers that wrote and were named by nobody. Enough for newcomers, and hostile peers that write several times as
+often as honest ones are no more than this part of what is tried."""
+
 MOST_KNOWN = PLACES + KEPT + RESERVE
 
-NAMED_BY_ONE = 4
-"""Places whose peers one source named: a quarter, so a newcomer's first contact cannot fill its view."""
+NAMED_BY_ONE = 8
+"""Peers of the reserve that one source named: who has thousands of accomplices to name gets no more of them tried than an honest
+peer that names the few members of its view."""
 
 UNANSWERED = 2
 """Messages without an answer: one may be lost, or its answer late."""
@@ -65,38 +68,54 @@ class PeerView:
         self._members: dict[str, int] = {}
         """Peers with a place, drawn or kept, with their messages in a row without an answer."""
         self._sources: dict[str, str] = {}
-        """Who named a member or a peer of the reserve: the peer itself, if it wrote."""
+        """Who named a peer of the reserve."""
+        self._named: Counter[str] = Counter()
+        """Peers of the reserve that each source named."""
         self._kept: OrderedDict[str, None] = OrderedDict()
         self._reserve = RandomSet(self._random)
+        """Peers that others named, or that were members."""
+        self._callers = RandomSet(self._random)
+        """Peers that wrote, of which nothing else is known."""
         self._silent: OrderedDict[str, float] = OrderedDict()
         """Peers that did not answer, with the time; of banished ones, the time until which they are."""
 
     def is_wanted(self, peer: str, named_by: str, time: float) -> bool:
-        """Whether the peer would get a place, or its record tells news; `time`: of the record. Only then is its signature
-        worth a check."""
-        if peer == self._own or peer in self._members:
+        """Whether the peer would get a place if it were accepted, or is one more for the reserve; `time`: of the record. Only then
+        is its signature worth a check."""
+        if peer == self._own or peer in self._members or peer in self._reserve:
             return False
         if time <= self._silent.get(peer, float("-inf")):
             return False
-        if self._winnable(peer) and (named_by == peer or self._named_by(named_by) < NAMED_BY_ONE):
-            return True
-        return peer not in self._reserve and len(self._reserve) < RESERVE
+        if self._named[named_by] >= NAMED_BY_ONE:
+            return False
+        return len(self._reserve) < RESERVE - CALLERS or bool(self._winnable(peer))
 
     def add(self, peer: str, named_by: str) -> None:
-        """Give a verified peer the places that it wins; the displaced peers and those without a place go to the reserve."""
+        """Remember a verified peer, to be tried."""
         if peer == self._own:
             return
         self._silent.pop(peer, None)
-        if named_by == peer or peer not in self._sources:
-            self._sources[peer] = named_by
-        if peer in self._members:
+        if peer in self._members or peer in self._reserve:
             return
-        won = self._winnable(peer) if self._may_enter(peer) else []
+        if named_by == peer:
+            self._callers.add(peer)
+            if len(self._callers) > CALLERS:
+                self._callers.discard(self._callers.draw())
+        else:
+            self._callers.discard(peer)
+            self._to_reserve(peer, named_by)
+
+    def accept(self, peer: str, now: float) -> None:
+        """Give a carrier the places that it wins; the displaced ones go to the reserve."""
+        if peer == self._own or peer in self._places or self.is_banished(peer, now):
+            return
+        won = self._winnable(peer)
         if not won:
-            self._to_reserve(peer)
+            if peer not in self._members:
+                self._to_reserve(peer)
             return
-        self._reserve.discard(peer)
-        self._members[peer] = 0
+        self._forget_reserve(peer)
+        self._members.setdefault(peer, 0)
         displaced = set()
         lots = self._lots_of(peer)
         for place in won:
@@ -107,15 +126,15 @@ class PeerView:
             del self._members[each]
             self._to_reserve(each)
 
-    def prefer(self, peer: str) -> None:
-        """Keep a place for a proven peer; the one that was proven longest ago loses its."""
-        if peer == self._own:
+    def prefer(self, peer: str, now: float) -> None:
+        """Keep a place for a proven peer; the one that was proven longest ago loses its. A banished peer gets none: good groups
+        do not make up for what it does to others' manifests."""
+        if peer == self._own or self.is_banished(peer, now):
             return
         self._kept[peer] = None
         self._kept.move_to_end(peer)
-        self._reserve.discard(peer)
+        self._forget_reserve(peer)
         self._members.setdefault(peer, 0)
-        self._sources[peer] = peer
         if len(self._kept) > KEPT:
             gone, _ = self._kept.popitem(last=False)
             if gone not in self._places:
@@ -124,26 +143,36 @@ class PeerView:
 
     def believes(self, source: str) -> bool:
         """Whether what this source says of others is taken."""
-        return source in self._kept or len(self._members) < ENOUGH
+        return source in self._members
 
-    def is_proven(self, peer: str) -> bool:
-        return peer in self._kept
+    def withdraw(self, peer: str) -> None:
+        """Take the places of a carrier, not that of a proven peer; it may earn them again."""
+        if peer not in self._places:
+            return
+        self._places = [None if each == peer else each for each in self._places]
+        if peer not in self._kept:
+            del self._members[peer]
+            self._to_reserve(peer)
+
+    def demote(self, peer: str, now: float) -> None:
+        """Take a peer's places, and try it no more until it is heard of again."""
+        if peer in self._members:
+            self._remove(peer, now)
+        self._forget_reserve(peer)
 
     def banish(self, peer: str, now: float) -> None:
         """Forget a peer, and do not take it back for a while."""
-        if peer in self._members:
-            self._remove(peer, now)
-        self._reserve.discard(peer)
-        self._sources.pop(peer, None)
+        self.demote(peer, now)
         self._note_silent(peer, now + BANISHED_SECONDS)
 
     def is_banished(self, peer: str, now: float) -> bool:
         return self._silent.get(peer, now) > now
 
-    def note_answer(self, peer: str) -> None:
+    def note_answer(self, peer: str, now: float) -> None:
         if peer in self._members:
             self._members[peer] = 0
-        self.add(peer, peer)  # a peer of the reserve is there again
+        if not self.is_banished(peer, now):
+            self.add(peer, peer)  # found by its name, or a peer of the reserve that is there again
 
     def note_silence(self, peer: str, now: float) -> None:
         """Count a message without an answer, or with a useless one."""
@@ -158,9 +187,9 @@ class PeerView:
         others = self._shuffled(self._members.keys() - self._kept.keys())
         drawn: list[str] = []
         for number in range(count):
-            if len(self._reserve) and (not self._members or self._random.random() < FROM_RESERVE):
-                tried = self._reserve.draw()
-                if tried not in drawn:
+            if not self._members or self._random.random() < FROM_RESERVE:
+                tried = self._draw_reserve()
+                if tried is not None and tried not in drawn:
                     drawn.append(tried)
                     continue
             first, second = (kept, others) if number % 2 == 0 else (others, kept)
@@ -168,11 +197,19 @@ class PeerView:
                 drawn.append((first or second).pop())
         return drawn
 
+    def _draw_reserve(self) -> str | None:
+        """In proportion to the two parts' limits, not to who fills them."""
+        callers = len(self._callers) and self._random.random() < CALLERS / RESERVE
+        for part in (self._callers, self._reserve) if callers else (self._reserve, self._callers):
+            if len(part):
+                return part.draw()
+        return None
+
     def sample(self, count: int) -> list[str]:
-        """Peers to tell others of: proven ones and, for more variety, as many others."""
+        """Peers to tell others of: members only, proven ones and others in equal parts."""
         kept, others = self._shuffled(self._kept), self._shuffled(self._members.keys() - self._kept.keys())
-        reserve = (self._reserve.draw() for _ in range(min(count, len(self._reserve))))
-        return list(dict.fromkeys([*kept[:count], *others[: count // 2], *reserve]))
+        half = max(count // 2, count - len(kept))
+        return [*others[:half], *kept[: count - min(half, len(others))]]
 
     def _shuffled(self, peers: Iterable[str]) -> list[str]:
         ordered = sorted(peers)
@@ -184,7 +221,7 @@ class PeerView:
         return set(self._members)
 
     def __contains__(self, peer: str) -> bool:
-        return peer in self._members or peer in self._reserve
+        return peer in self._members or peer in self._reserve or peer in self._callers
 
     def __len__(self) -> int:
         return len(self._members)
@@ -198,38 +235,34 @@ class PeerView:
             place for place in range(PLACES) if self._places[place] is None or lots[place] < self._lots[place]
         ]
 
-    def _may_enter(self, peer: str) -> bool:
-        source = self._sources[peer]
-        return source == peer or self._named_by(source) < NAMED_BY_ONE
-
-    def _named_by(self, source: str) -> int:
-        """Members that this source named, itself not counted."""
-        return sum(self._sources[each] == source for each in self._members if each != source)
-
     def _remove(self, peer: str, now: float) -> None:
         del self._members[peer]
         self._kept.pop(peer, None)
         self._note_silent(peer, now)
-        answering = sorted(each for each in self._reserve if each not in self._silent)
         self._to_reserve(peer)
-        for place in [place for place, each in enumerate(self._places) if each == peer]:
-            # The next lowest lot, as if the silent peer had never been heard of.
-            self._places[place] = None
-            free = [each for each in answering if each in self._members or self._may_enter(each)]
-            best = min(free, key=lambda each: self._lots_of(each)[place], default=None)
-            if best is not None:
-                self._places[place], self._lots[place] = best, self._lots_of(best)[place]
-                self._members.setdefault(best, 0)
-                self._reserve.discard(best)
+        self._places = [None if each == peer else each for each in self._places]
 
     def _note_silent(self, peer: str, until: float) -> None:
         self._silent[peer] = until
         if len(self._silent) > _SILENT:
             self._silent.popitem(last=False)
 
-    def _to_reserve(self, peer: str) -> None:
+    def _to_reserve(self, peer: str, named_by: str = "") -> None:
+        """`named_by`: unset for a former member, which nobody has to vouch for."""
+        if peer in self._reserve:
+            return
+        self._callers.discard(peer)
         self._reserve.add(peer)
-        if len(self._reserve) > RESERVE:
-            gone = self._reserve.draw()
-            self._reserve.discard(gone)
-            self._sources.pop(gone, None)
+        if named_by:
+            self._sources[peer] = named_by
+            self._named[named_by] += 1
+        if len(self._reserve) > RESERVE - CALLERS:
+            self._forget_reserve(self._reserve.draw())
+
+    def _forget_reserve(self, peer: str) -> None:
+        self._reserve.discard(peer)
+        self._callers.discard(peer)
+        if (source := self._sources.pop(peer, None)) is not None:
+            self._named[source] -= 1
+            if not self._named[source]:
+                del self._named[source]

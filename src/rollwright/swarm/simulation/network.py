@@ -70,7 +70,8 @@ class SimulatedNetwork:
         self._random = rng.generator("swarm network", seed)
         self._loop = asyncio.get_running_loop()
         self.links: dict[str, SimulatedLink] = {}
-        self._names: list[str] = []
+        self.names: list[str] = []
+        """Of all that are there."""
         self.hostile: list[str] = []
         """Names that hostile nodes put into searches."""
         self.traffic: dict[str, Traffic] = {}
@@ -79,12 +80,12 @@ class SimulatedNetwork:
 
     def join(self, link: "SimulatedLink") -> None:
         self.links[link.peer] = link
-        self._names.append(link.peer)
+        self.names.append(link.peer)
         self.traffic.setdefault(link.peer, Traffic())
 
     def leave(self, peer: str) -> None:
         if self.links.pop(peer, None) is not None:
-            self._names.remove(peer)
+            self.names.remove(peer)
 
     def are_apart(self, one: int, other: int) -> bool:
         """Whether two regions are on different sides of a partition."""
@@ -114,7 +115,7 @@ class SimulatedNetwork:
 
     def find(self, asker: "SimulatedLink", count: int) -> list[str]:
         """Names of peers: of all that can be reached, and those that hostile nodes add."""
-        drawn = self._random.sample(self._names, min(2 * count, len(self._names)))
+        drawn = self._random.sample(self.names, min(2 * count, len(self.names)))
         honest = [
             each
             for each in drawn
@@ -210,6 +211,8 @@ class BroadcastTransport:
         self._network = link.network
         self._inbox = inbox
         self._peers = PeerTable(link.peer)
+        self.checked = 0
+        """Signatures."""
         link.listen(self._hear)
 
     async def announce(self, manifest: bytes, deadline: float = CALL_SECONDS) -> None:
@@ -219,6 +222,7 @@ class BroadcastTransport:
                 self._network.deliver(self._link, peer, manifest)
 
     def _hear(self, manifest: bytes) -> None:
+        self.checked += 1
         peer = self._inbox.add(manifest)
         if peer is not None:
             now = self._network.clock()
@@ -252,3 +256,8 @@ class SimulatedGossip(GossipTransport):
     async def announce(self, manifest: bytes, deadline: float = CALL_SECONDS) -> None:
         self.note_announced(manifest)
         await super().announce(manifest, deadline)
+
+    def _hear(self, message: bytes) -> None:
+        # The network delivers on the event loop, so the hand-over from another thread is not needed.
+        if not self._closed:
+            self._take(message)

@@ -1,12 +1,14 @@
 """Simulated nodes: honest ones with the real exchange, and two kinds that are not.
 
 An honest node runs `RoundCounter`, `Exchange.share` and `Exchange.gather` as a node does. A poisoner announces groups that
-must not be trained on. A censor passes nothing on and offers what it never delivers. Both name only each other to their
-peers, and open more exchanges than honest nodes do.
+must not be trained on, and passes on those of other hostile nodes. A censor passes nothing on and offers what it never
+delivers; its own groups are honest. Both name only each other to their peers, know everybody, and open more exchanges than
+honest nodes do.
 """
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,7 +19,7 @@ import msgspec
 from rollwright.swarm import content
 from rollwright.swarm.exchange import Exchange, ForeignGroup
 from rollwright.swarm.gossip import Gossip, Outgoing
-from rollwright.swarm.gossip_messages import ID_BYTES, OFFERED, RECORDS
+from rollwright.swarm.gossip_messages import ID_BYTES, OFFERED, RECORDS, manifest_id
 from rollwright.swarm.identity import Identity
 from rollwright.swarm.node import RoundCounter
 from rollwright.swarm.recipes import TaskBook, task_digest, task_level, task_seed
@@ -30,7 +32,11 @@ MEMBERS = (True, False)
 """Who of a group answers right: its rewards differ."""
 
 HOSTILE_EXCHANGES = 5
-"""Exchanges that a hostile node opens where an honest one opens one."""
+"""Exchanges that a hostile node opens in an interval, with peers drawn from all that there are, beside the two that every node
+opens."""
+
+PASSED_AROUND = 512
+"""Manifests of hostile nodes that are passed on by the others of them."""
 
 
 class Role(StrEnum):
@@ -57,36 +63,75 @@ class Poison(StrEnum):
 
 
 class Accomplices:
-    """What hostile nodes know together: the names and records of each other."""
+    """What hostile nodes know together: each other's names, records and manifests, and the names of all that there are."""
 
-    def __init__(self) -> None:
+    def __init__(self, everybody: Sequence[str]) -> None:
+        self.everybody = everybody
         self.records: dict[str, bytes] = {}
+        self.manifests: deque[bytes] = deque(maxlen=PASSED_AROUND)
 
 
 class HostileGossip(Gossip):
-    """Names accomplices only, offers own manifests and junk, delivers nothing of others."""
+    """Names accomplices only and passes on nothing of others: offers junk, or accomplices' manifests."""
 
     accomplices: Accomplices
     offers_junk: bool
+    _around: Sequence[bytes] = ()
+    """Accomplices' manifests that are offered in this interval."""
+
+    def announce(self, envelope: bytes, now: float) -> None:
+        super().announce(envelope, now)
+        self.accomplices.manifests.append(envelope)
 
     def tick(self, now: float) -> list[Outgoing]:
-        more = [self._offer(peer, now) for peer in self.view.draw(HOSTILE_EXCHANGES)]
-        return super().tick(now) + more
+        around = self.accomplices.manifests
+        self._around = self._random.sample(around, min(OFFERED, len(around)))
+        for envelope in self._around:
+            self._hold(manifest_id(envelope), envelope, now)
+        return super().tick(now) + self.meet(
+            self._random.choices(self.accomplices.everybody, k=HOSTILE_EXCHANGES), now
+        )
 
     def _tell(self, now: float) -> tuple[bytes, ...]:
         own, *_ = super()._tell(now)
-        self.accomplices.records[self._identity.peer] = own
-        names = self._random.sample(
-            sorted(self.accomplices.records), min(RECORDS - 1, len(self.accomplices.records))
-        )
-        return (own, *(self.accomplices.records[each] for each in names))
+        records = self.accomplices.records
+        records[self._identity.peer] = own
+        names = self._random.sample(list(records), min(RECORDS - 1, len(records)))
+        return (own, *(records[each] for each in names))
 
     def _to_offer(self) -> list[bytes]:
         own = [each for each in self._own if each in self._held]
-        junk = (
-            [self._random.randbytes(ID_BYTES) for _ in range(OFFERED - len(own))] if self.offers_junk else []
-        )
-        return own + junk
+        if self.offers_junk:
+            return own + [self._random.randbytes(ID_BYTES) for _ in range(OFFERED - len(own))]
+        return list(dict.fromkeys([*own, *map(manifest_id, self._around)]))[:OFFERED]
+
+
+@dataclass(frozen=True)
+class TakenGroup:
+    """What is noted of a group that a node took."""
+
+    peer: str
+    is_true: bool
+    """Whether each of its rewards is what the answer earns."""
+
+
+@dataclass(frozen=True)
+class RoundNote:
+    """What is noted of an honest node's round when it ends."""
+
+    at: float
+    """By the swarm's clock."""
+    most: int
+    """Groups that it may take."""
+    taken: tuple[TakenGroup, ...]
+    received: int
+    """Bytes since the node joined, of all kinds; so are the next three."""
+    sent: int
+    checked: int
+    """Signatures."""
+    signed: int
+    hostile_in_view: float | None
+    """Share of hostile peers among the members of its view."""
 
 
 @dataclass
@@ -110,15 +155,17 @@ class SimulatedNode:
     index: int = 0
     """The next task of its stream."""
     poison: Poison = Poison.REWARDS
-    taken: list[tuple[float, int, Sequence[ForeignGroup]]] = field(default_factory=list)
-    """For each round: the time, the groups that it may take, and those that it took."""
+    notes: list[RoundNote] = field(default_factory=list)
+    """Of each round."""
+    note: Callable[["SimulatedNode", int, Sequence[ForeignGroup]], RoundNote] | None = None
+    """Makes the note of a round, from the groups that it may take and those that it took."""
     task: "asyncio.Task[None] | None" = None
 
     @property
     def peer(self) -> str:
         return self.identity.peer
 
-    async def run(self, clock: Callable[[], float]) -> None:
+    async def run(self) -> None:
         """Rounds, until it is cancelled."""
         counter = RoundCounter(self.exchange, 0)
         scorer = QuizScorer()
@@ -130,7 +177,8 @@ class SimulatedNode:
             if self.role is Role.HONEST and self.gathers:
                 count = self.swarm.external_groups
                 taken = await self.exchange.gather(round, count, scorer)
-                self.taken.append((clock(), count, taken))
+                if self.note is not None:
+                    self.notes.append(self.note(self, count, taken))
             self.rounds += 1
 
     async def _share(self, round: int) -> None:

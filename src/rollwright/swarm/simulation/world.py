@@ -6,19 +6,21 @@ replay, quarantine, reputation, round counting. Stand-ins: the network (`network
 """
 
 import asyncio
+import gc
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 
 from rollwright import rng
-from rollwright.swarm.exchange import Exchange
-from rollwright.swarm.gossip import Gossip
-from rollwright.swarm.identity import Identity
+from rollwright.swarm.exchange import Exchange, ForeignGroup
+from rollwright.swarm.gossip import CHECKED, SIGNED, Gossip
+from rollwright.swarm.identity import Identity, shared_signatures
 from rollwright.swarm.settings import CommunicationConfig, SwarmConfig
+from rollwright.swarm.signed import REMEMBERED, remember_envelopes
 from rollwright.swarm.simulation.network import (
     REGIONS,
     ArrivalTimes,
@@ -34,7 +36,9 @@ from rollwright.swarm.simulation.nodes import (
     HostileGossip,
     Poison,
     Role,
+    RoundNote,
     SimulatedNode,
+    TakenGroup,
     folder_of,
 )
 from rollwright.swarm.simulation.quiz import quiz_book, right_answer
@@ -47,8 +51,20 @@ START = 1_800_000_000.0
 ROUND_SECONDS = 20.0
 """Of play, on average. A round takes some ten seconds more where groups are announced that cannot be fetched."""
 
-WATCHED, FOLLOWED = 64, 0.05
-"""Manifests whose way is followed, and the share of all that are considered."""
+WATCHED = 64
+"""Manifests whose way is followed: the first ones of honest nodes after the warm-up."""
+
+PROGRESS_SECONDS = 10.0
+"""Virtual time between two reports of a run that is under way."""
+
+SIGNATURES_OF_A_NODE = 64
+"""Signatures that the shared table holds for each node: of about two rounds."""
+
+GC_THRESHOLD = (200_000, 20, 100)
+"""Going through millions of live objects after every few thousand new ones would cost more than the nodes' own work."""
+
+ENVELOPES_OF_A_NODE = 64
+"""Verified manifests that the shared cache holds for each node; one announces a dozen while a manifest can be taken."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +91,23 @@ class WorldSettings:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class RoundFigures:
+    """One round, on average over the nodes that played it."""
+
+    round: int
+    """Counted by each node from its first."""
+    nodes: int
+    seconds: float
+    """When it ended, on average, since the beginning."""
+    useful_share: float
+    hostile_in_view: float | None
+    kilobytes: float
+    """Received in the round, of all kinds."""
+    checked: float
+    """Signatures checked in the round."""
+
+
 @dataclass
 class WorldReport:
     """What was measured, of honest nodes after the warm-up unless stated."""
@@ -82,6 +115,14 @@ class WorldReport:
     nodes: int
     rounds: int
     """Rounds of nodes that took groups."""
+    seconds: float = 0.0
+    """Virtual time that has passed."""
+    curve: list[RoundFigures] = field(default_factory=list)
+    """By round, of honest nodes that were there from the start."""
+    checked: float = 0.0
+    """Signatures that a node checks in a round."""
+    signed: float = 0.0
+    """Signatures that a node makes in a round for its gossip."""
     received: dict[str, float] = field(default_factory=dict)
     """Bytes for each node and round, by kind: `announce`, `fetch`, `content`."""
     sent: dict[str, float] = field(default_factory=dict)
@@ -116,8 +157,11 @@ class WorldReport:
 
 
 class World:
-    def __init__(self, settings: WorldSettings, home: Path) -> None:
+    def __init__(
+        self, settings: WorldSettings, home: Path, progress: Callable[[WorldReport], None] | None = None
+    ) -> None:
         self.settings = settings
+        self._progress = progress
         self.home = home
         loop = asyncio.get_running_loop()
         self._started = loop.time()
@@ -127,7 +171,8 @@ class World:
         """All that ever joined."""
         self.present: dict[str, SimulatedNode] = {}
         self.book = quiz_book()
-        self.accomplices = Accomplices()
+        self.accomplices = Accomplices(self.network.names)
+        self.hostile: set[str] = set()
         self.random = rng.generator("swarm world", settings.seed)
         self.swarm = SwarmConfig(
             name="simulated",
@@ -148,25 +193,38 @@ class World:
     async def run(self) -> WorldReport:
         settings = self.settings
         cpu_before = time.process_time()
+        gc_before = gc.get_threshold()
+        gc.set_threshold(*GC_THRESHOLD)
+        # A node's own cache would hold every manifest until it is admitted, so each node counts one check for it.
+        remember_envelopes(max(REMEMBERED, ENVELOPES_OF_A_NODE * settings.nodes))
         background = [asyncio.create_task(self._populate())]
         if settings.partition is not None:
             background.append(asyncio.create_task(self._part(*settings.partition)))
         await asyncio.sleep(settings.warm_up)
         traffic_before = {peer: each.copy() for peer, each in self.network.traffic.items()}
+        work_before = {each.peer: self._work(each) for each in self.nodes}
         rounds_before = {each.peer: each.rounds for each in self.nodes}
         cpu_warm = time.process_time()
-        await asyncio.sleep(settings.seconds - settings.warm_up)
-        cpu = time.process_time()
-        report = self._report(traffic_before, rounds_before)
-        all_rounds = sum(each.rounds - rounds_before.get(each.peer, 0) for each in self.nodes)
-        if settings.gathering is None:
-            report.cpu_ms = 1e3 * (cpu - cpu_warm) / max(all_rounds, 1)
+        while True:
+            await asyncio.sleep(min(PROGRESS_SECONDS, settings.seconds - self.now))
+            cpu = time.process_time()
+            report = self._report(traffic_before, rounds_before, work_before)
+            report.seconds, report.cpu_seconds = self.now, cpu - cpu_before
+            all_rounds = sum(each.rounds - rounds_before.get(each.peer, 0) for each in self.nodes)
+            if settings.gathering is None:
+                report.cpu_ms = 1e3 * (cpu - cpu_warm) / max(all_rounds, 1)
+            if self.now >= settings.seconds:
+                break
+            if self._progress is not None:
+                self._progress(report)
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
         for node in list(self.present.values()):
             await node.leave()
         report.cpu_seconds = time.process_time() - cpu_before
+        remember_envelopes(REMEMBERED)
+        gc.set_threshold(*gc_before)
         return report
 
     async def _populate(self) -> None:
@@ -227,9 +285,11 @@ class World:
         )
         if role is not Role.HONEST:
             self.network.hostile.append(identity.peer)
+            self.hostile.add(identity.peer)
         self.nodes.append(node)
         self.present[identity.peer] = node
-        node.task = asyncio.create_task(node.run(self.clock))
+        node.note = self._note_round
+        node.task = asyncio.create_task(node.run())
 
     async def _transport(self, identity: Identity, link: SimulatedLink, role: Role) -> Transport:
         inbox = WatchedInbox(identity.peer, self.times, self.clock)
@@ -248,10 +308,31 @@ class World:
         return made
 
     def _note_announced(self, manifest: bytes) -> None:
-        """Follow the way of some manifests, by lot."""
-        in_time = self.settings.warm_up < self.now < self.settings.seconds - 2 * ROUND_SECONDS
-        if in_time and len(self.times.announced) < WATCHED and self.random.random() < FOLLOWED:
+        """Follow the way of some manifests."""
+        if self.now > self.settings.warm_up and len(self.times.announced) < WATCHED:
             self.times.note_announced(manifest, self.clock())
+
+    def _note_round(self, node: SimulatedNode, most: int, taken: Sequence[ForeignGroup]) -> RoundNote:
+        traffic = self.network.traffic[node.peer]
+        checked, signed = self._work(node)
+        view = node.transport.gossip.view.members if isinstance(node.transport, GossipTransport) else None
+        return RoundNote(
+            self.clock(),
+            most,
+            tuple(TakenGroup(each.peer, _is_true(each)) for each in taken),
+            sum(traffic.received.values()),
+            sum(traffic.sent.values()),
+            checked,
+            signed,
+            len(view & self.hostile) / len(view) if view else None,
+        )
+
+    def _work(self, node: SimulatedNode) -> tuple[int, int]:
+        """Signatures that a node has checked and made."""
+        if isinstance(node.transport, GossipTransport):
+            work = node.transport.gossip.work
+            return work[CHECKED], work[SIGNED]
+        return (node.transport.checked, 0) if isinstance(node.transport, BroadcastTransport) else (0, 0)
 
     async def _part(self, begins: float, ends: float) -> None:
         await asyncio.sleep(begins)
@@ -261,7 +342,12 @@ class World:
 
     # -- what came out ------------------------------------------------------------------------------
 
-    def _report(self, traffic_before: dict[str, Traffic], rounds_before: dict[str, int]) -> WorldReport:
+    def _report(
+        self,
+        traffic_before: dict[str, Traffic],
+        rounds_before: dict[str, int],
+        work_before: dict[str, tuple[int, int]],
+    ) -> WorldReport:
         honest = [each for each in self.nodes if each.role is Role.HONEST]
         measured = [each for each in honest if each.gathers and each.rounds > rounds_before.get(each.peer, 0)]
         rounds = sum(each.rounds - rounds_before.get(each.peer, 0) for each in measured)
@@ -274,6 +360,11 @@ class World:
                 received += traffic.received[kind] - before.received[kind]
                 sent += traffic.sent[kind] - before.sent[kind]
             report.received[kind], report.sent[kind] = received / max(rounds, 1), sent / max(rounds, 1)
+        for node in measured:
+            (checked, signed), before_work = self._work(node), work_before.get(node.peer, (0, 0))
+            report.checked += (checked - before_work[0]) / rounds
+            report.signed += (signed - before_work[1]) / rounds
+        report.curve = _curve([each for each in honest if each.joined <= ROUND_SECONDS])
         self._report_groups(report, honest)
         self._report_newcomers(report, honest)
         self._report_reach(report, honest)
@@ -283,49 +374,40 @@ class World:
         roles = {each.peer: each.role for each in self.nodes}
         regions = {each.peer: each.region for each in self.nodes}
         warm = [
-            (node, at - START, most, taken)
-            for node in honest
-            for at, most, taken in node.taken
-            if at - START > self.settings.warm_up
+            (node, each) for node in honest for each in node.notes if each.at - START > self.settings.warm_up
         ]
-        report.useful_share = sum(len(taken) for *_, taken in warm) / max(
-            sum(most for _, _, most, _ in warm), 1
+        report.useful_share = sum(len(note.taken) for _, note in warm) / max(
+            sum(note.most for _, note in warm), 1
         )
         givers: dict[str, set[str]] = {}
-        for node, _, _, taken in warm:
-            givers.setdefault(node.peer, set()).update(each.peer for each in taken)
+        for node, note in warm:
+            givers.setdefault(node.peer, set()).update(each.peer for each in note.taken)
         report.givers = mean(map(len, givers.values())) if givers else 0.0
-        every = [each for node in honest for *_, taken in node.taken for each in taken]
-        report.poison_trained = sum(
-            roles[each.peer] is Role.POISONER
-            or any(
-                trajectory.reward != float(trajectory.turns[0].text == right_answer(trajectory.seed))
-                for trajectory in each.trajectories
-            )
-            for each in every
-        )
+        every = [each for node in honest for note in node.notes for each in note.taken]
+        report.poison_trained = sum(roles[each.peer] is Role.POISONER or not each.is_true for each in every)
         verdicts = [len(each.exchange.quarantine.verdicts) for each in honest]
         report.poison_refused = sum(verdicts)
         report.quarantined = mean(verdicts) if verdicts else 0.0
         if self.settings.partition is not None:
             begins, ends = self.settings.partition
             parts: dict[str, list[bool]] = {"before": [], "during": [], "after": []}
-            for node, at, _, taken in warm:
+            for node, note in warm:
+                at = note.at - START
                 # A round that ends shortly after a change gathered before it.
                 part = "before" if at < begins else "during" if begins + 10 < at < ends else "after"
-                parts[part] += [(regions[each.peer] < 2) != (node.region < 2) for each in taken]
+                parts[part] += [(regions[each.peer] < 2) != (node.region < 2) for each in note.taken]
             report.across = {part: mean(found) if found else 0.0 for part, found in parts.items()}
 
     def _report_newcomers(self, report: WorldReport, honest: Sequence[SimulatedNode]) -> None:
         late = [
-            each for each in honest if each.joined > self.settings.warm_up and each.gathers and each.taken
+            each for each in honest if each.joined > self.settings.warm_up and each.gathers and each.notes
         ]
         report.newcomers = len(late)
         first = [
-            (at - START - node.joined, number)
+            (node.notes[number].at - START - node.joined, number + 1)
             for node in late
-            for number, (at, _, taken) in list(enumerate(node.taken, 1))
-            if taken and not any(earlier for *_, earlier in node.taken[: number - 1])
+            if (number := next((place for place, each in enumerate(node.notes) if each.taken), None))
+            is not None
         ]
         if first:
             report.newcomer_seconds = median(seconds for seconds, _ in first)
@@ -336,21 +418,53 @@ class World:
         report.reached = mean(map(len, delays)) if delays else 0.0
         halves = [each[len(each) // 2] for each in delays if each]
         report.reach_seconds = median(halves) if halves else None
-        if self.settings.announce == "views":
-            hostile = set(self.network.hostile)
-            views = [
-                each.transport.gossip.view.members
-                for each in self.present.values()
-                if each.role is Role.HONEST and isinstance(each.transport, GossipTransport)
-            ]
-            report.hostile_in_view = mean(len(each & hostile) / len(each) for each in views if each)
+        shares = [each.notes[-1].hostile_in_view for each in self.present.values() if each.notes]
+        known = [each for each in shares if each is not None]
+        report.hostile_in_view = mean(known) if known else None
 
 
-async def simulate(settings: WorldSettings) -> WorldReport:
-    """Run a world to its end; on a virtual clock, see `rollwright.aio.run_virtual`."""
+def _is_true(group: ForeignGroup) -> bool:
+    """Whether every answer earned what it should: known here, because the simulation knows all answers."""
+    return all(
+        each.reward == float(each.turns[0].text == right_answer(each.seed)) for each in group.trajectories
+    )
+
+
+def _curve(nodes: Sequence[SimulatedNode]) -> list[RoundFigures]:
+    """Figures by round, up to the last round that at least half of the nodes have played."""
+    curve = []
+    for place in range(max((len(each.notes) for each in nodes), default=0)):
+        played = [each.notes for each in nodes if len(each.notes) > place]
+        if 2 * len(played) < len(nodes):
+            break
+        notes = [each[place] for each in played]
+        before = [each[place - 1] for each in played] if place else []
+        shares = [each.hostile_in_view for each in notes if each.hostile_in_view is not None]
+        curve.append(
+            RoundFigures(
+                place + 1,
+                len(played),
+                mean(each.at - START for each in notes),
+                sum(len(each.taken) for each in notes) / sum(each.most for each in notes),
+                mean(shares) if shares else None,
+                (sum(each.received for each in notes) - sum(each.received for each in before))
+                / len(notes)
+                / 1e3,
+                (sum(each.checked for each in notes) - sum(each.checked for each in before)) / len(notes),
+            )
+        )
+    return curve
+
+
+async def simulate(
+    settings: WorldSettings, progress: Callable[[WorldReport], None] | None = None
+) -> WorldReport:
+    """Run a world to its end; on a virtual clock, see `rollwright.aio.run_virtual`. `progress`: gets the report as it stands,
+    every `PROGRESS_SECONDS` after the warm-up."""
     home = _new_home()
     try:
-        return await World(settings, home).run()
+        with shared_signatures(SIGNATURES_OF_A_NODE * settings.nodes):
+            return await World(settings, home, progress).run()
     finally:
         shutil.rmtree(home, ignore_errors=True)
 

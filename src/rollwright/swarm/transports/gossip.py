@@ -139,7 +139,7 @@ class GossipTransport:
     def prefer(self, peer: str) -> None:
         self._peers.raise_to(Rank.PROVEN, peer, seen=self._clock())
         self._inbox.prefer(peer)
-        self.gossip.view.prefer(peer)
+        self.gossip.prefer(peer, self._clock())
 
     async def close(self) -> None:
         self._closed = True
