@@ -182,7 +182,7 @@ class Session:
             if (earlier := node.before) is not None and not earlier.settled:
                 await earlier.wait()
             return self._record(node, turn, question)
-        finally:
+        finally:  # after a failure too, or the calls behind this one would wait for it forever
             self._tree.settle(node)
 
     async def generate_aside(
