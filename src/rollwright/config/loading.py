@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from textwrap import shorten
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -152,11 +151,11 @@ def _explain_all(errors: Sequence[ErrorDetails]) -> list[str]:
     """One line for each mistake: a value that no member of a union accepts has an error for each of them."""
     accepted: dict[str, list[str]] = {}
     for error in errors:
-        head, expected, what = _explain(error).partition("; expected ")
-        accepted.setdefault(head, []).append(f"{expected}{what}")
+        mistake, found, expected = _explain(error).partition("; expected ")
+        accepted.setdefault(mistake, []).extend([expected] if found else [])
     return [
-        head + " or ".join([own[0], *(each.removeprefix("; expected ") for each in own[1:])])
-        for head, own in accepted.items()
+        f"{mistake}; expected {' or '.join(dict.fromkeys(each))}" if each else mistake
+        for mistake, each in accepted.items()
     ]
 
 
@@ -174,10 +173,14 @@ def _explain(error: ErrorDetails) -> str:
         return f"{key}{'.' if below else ': '}{message}" if key else message
     if error["type"].startswith("union_tag"):
         return f"{key}.kind: {_one_line(error['msg'])}"
-    value = "null" if error["input"] is None else shorten(repr(error["input"]), 100, placeholder=" …")
+    value = "null" if error["input"] is None else repr(error["input"])
+    value = value if len(value) <= _SHOWN_VALUE else f"{value[:_SHOWN_VALUE]} …"
     expected = _EXPECTED.get(error["type"])
     return f"{key}: got {value}; {expected.format(**error.get('ctx', {})) if expected else _one_line(error['msg'])}"
 
+
+_SHOWN_VALUE = 100
+"""Characters of a wrong value that its line quotes: a whole section may stand where a number is expected."""
 
 _UNION_MEMBER = re.compile(
     r"int|float|str|bool|(constrained|lax-or-strict|nullable|function)-.*|(literal|list|dict|tuple)\[.*"
