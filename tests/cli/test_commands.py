@@ -97,7 +97,7 @@ def test_show_prints_a_trajectory_with_the_reward_of_each_turn(played: Path) -> 
     [
         (("show", "runs/lake", "g99-m0"), "g99-m0: runs/lake has no such rollout"),
         (("show", "runs/lake", "m0"), "rollouts of runs/lake end with it"),
-        (("show", "runs/nothing"), "runs/nothing: there is no such folder"),
+        (("show", "runs/nothing"), "runs/nothing: there is no such file or folder"),
         (("show", "nothing.db"), "nothing.db: there is no such"),
         (("show", "."), ".: is not a run folder"),
         (("run", "nothing.yaml"), "nothing.yaml: cannot be read"),

@@ -148,9 +148,9 @@ def test_a_record_without_its_trajectories_is_refused(
     ("words", "message"),
     [
         ([], "CONFIG: is needed"),
-        (["--from-run", "nowhere"], "nowhere: there is no such folder"),
+        (["--from-run", "nowhere"], "nowhere: is not a run folder"),
         (["other.yaml", "--resume", "nowhere"], "is resumed with its own settings"),
-        (["--resume", "nowhere"], "nowhere: there is no such folder"),
+        (["--resume", "nowhere"], "nowhere: is not a run folder"),
     ],
 )
 def test_a_command_without_anything_to_train_on_is_refused_in_one_line(

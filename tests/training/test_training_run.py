@@ -148,7 +148,7 @@ def folder_for(config: Any, tmp_path: Path) -> RunFolder:
         ("training.advantage=gropo", "unknown `gropo`"),
         ("training.advantage.options.stdd=true", "unknown setting 'stdd'"),
         ("training.model=null", "training.model: is needed"),
-        ("training.from_run=nowhere", "there is no such folder"),
+        ("training.from_run=nowhere", "is not a run folder"),
     ],
 )
 def test_wrong_settings_are_refused_in_one_line(

@@ -242,8 +242,6 @@ class RunReader:
                 raise RollwrightError(
                     f"{path / CONFIG}: is missing; `rollwright resume {path}` takes it from the run's store"
                 )
-            if not path.exists():
-                raise RollwrightError(f"{path}: there is no such folder; runs are usually in runs/NAME")
             raise RollwrightError(f"{path}: is not a run folder; one has a {CONFIG}")
         self.path = path
         self.log_condition = LogCondition()
