@@ -139,7 +139,7 @@ def test_a_loss_of_ones_own_gets_the_tokens(mine: ModuleType) -> None:
 
 
 async def test_curricula_transports_and_stores_of_ones_own_are_used(
-    mine: ModuleType, monkeypatch: pytest.MonkeyPatch
+    mine: ModuleType, request: pytest.FixtureRequest
 ) -> None:
     manager = build(
         {"train_env_manager": {**LAKE, "curriculum": {"name": "my_parts:Levels"}}}
@@ -149,8 +149,8 @@ async def test_curricula_transports_and_stores_of_ones_own_are_used(
     assert make_curriculum(manager.curriculum, ["a"]).tag("a") == "a@0"
     told = {"communication": {"transport": "my_parts:transport", "options": {"room": 7}}}
     assert (await open_transport(swarm_of(build({"swarm": told})), Identity.generate())).room == 7  # type: ignore[attr-defined]
-    monkeypatch.setattr(STORES, "_kinds", dict(STORES.kinds))
     STORES.register("mine", "my_parts:open_mine")
+    request.addfinalizer(lambda: STORES.unregister("mine"))
     await (await open_store("mine://somewhere")).close()
 
 

@@ -36,6 +36,7 @@ class Registry(Generic[T]):
         """
         self.point, self.what, self.protocol, self.key = point, what, protocol, key
         self._kinds = dict(kinds)
+        self._registered: set[str] = set()
         self._offered: dict[str, list[EntryPoint]] | None = None
 
     @property
@@ -66,6 +67,18 @@ class Registry(Generic[T]):
         if name in self._kinds or name in self.offered():
             raise ConfigError(f"{self.what} {name!r}: the name is taken; choose another")
         self._kinds[name] = implementation
+        self._registered.add(name)
+
+    def unregister(self, name: str) -> None:
+        """Remove an implementation that was registered in this process, so that a changed one can take its name."""
+        if name not in self._registered:
+            raise ConfigError(f"{self.what} {name!r}: was not registered in this process")
+        self._registered.remove(name)
+        del self._kinds[name]
+
+    def refresh(self) -> None:
+        """Read the entry points again: a package may have been installed while this process runs."""
+        self._offered = None
 
     def find(self, name: str) -> T:
         """The implementation of this name, imported if needed."""

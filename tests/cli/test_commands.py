@@ -97,10 +97,15 @@ def test_show_prints_a_trajectory_with_the_reward_of_each_turn(played: Path) -> 
     [
         (("show", "runs/lake", "g99-m0"), "g99-m0: runs/lake has no such rollout"),
         (("show", "runs/lake", "m0"), "rollouts of runs/lake end with it"),
-        (("show", "runs/nothing"), "runs/nothing: is not a run folder"),
+        (("show", "runs/nothing"), "runs/nothing: there is no such file or folder"),
+        (("show", "nothing.db"), "nothing.db: there is no such"),
+        (("show", "."), ".: is not a run folder"),
         (("run", "nothing.yaml"), "nothing.yaml: cannot be read"),
         (("run", "lake.yaml", "train_env_manager.group_sise=2"), "did you mean `group_size`?"),
-        (("run", "lake.yaml", "train_env_manager.tags=[FrozenLak,SimpleSokoban]"), "FrozenLake"),
+        (
+            ("run", "lake.yaml", "train_env_manager.tags=[FrozenLak]"),
+            "train_env_manager.tags: unknown environment",
+        ),
         (("run", "lake.yaml", "custom_envs.FrozenLake.env_config.sise=3"), "size"),
         (("run", "lake.yaml", "custom_envs.FrozenLake.agent_template=see {obs}"), "known placeholders"),
         (("play", "Frozen"), "FrozenLake"),

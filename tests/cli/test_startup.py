@@ -75,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["run", "lake.yaml", "polcy.kind=oracle"], EVERYTHING - SETTINGS, "did you mean `policy`?"),
         (["run", "lake.yaml", "max_steps=many"], EVERYTHING - SETTINGS, "max_steps: got 'many'"),
         (["train", "lake.yaml", "max_steps=many"], EVERYTHING - SETTINGS, "max_steps: got 'many'"),
-        (["show", "runs/none"], EVERYTHING - {"yaml"}, "is not a run folder"),
+        (["show", "runs/none"], EVERYTHING - {"yaml"}, "there is no such file or folder"),
         (["nonsense"], EVERYTHING, "No such command"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -106,6 +106,12 @@ GOOD = {"train_env_manager": {"num_env_groups": 4, "group_size": 2, "tags": ["Fr
         ),
         ("sede=4", "sede: unknown key; did you mean `seed`?"),
         (
+            "num_env_group=4",
+            "num_env_group: unknown key; did you mean `train_env_manager.num_env_groups`?",
+        ),
+        ("colour=red", "colour: unknown key; known here: agent, async_generation_ratio"),
+        ("policy=null", "policy: got null; expected keys and values"),
+        (
             "policies.simulated={kind: simulated, slot: 4}",
             "policies.simulated.slot: unknown key; did you mean",
         ),
@@ -121,9 +127,9 @@ GOOD = {"train_env_manager": {"num_env_groups": 4, "group_size": 2, "tags": ["Fr
         ("custom_envs.Mine.max_step=4", "custom_envs.Mine.max_step: unknown key; did you mean `max_steps`?"),
         (
             "train_env_manager.group_size=0",
-            "train_env_manager.group_size: got 0; Input should be greater than 0",
+            "train_env_manager.group_size: got 0; expected more than 0",
         ),
-        ("train_env_manager.num_env_groups=-1", "num_env_groups: got -1; Input should be greater than 0"),
+        ("train_env_manager.num_env_groups=-1", "num_env_groups: got -1; expected more than 0"),
         ("train_env_manager.tags=[]", "train_env_manager.tags: got []"),
         ("train_env_manager.tags=[A,A]", "train_env_manager.tags: ['A', 'A'] names a tag twice"),
         ("train_env_manager.tags=[A,B,C,D,E]", "4 groups cannot be split over 5 tags; at least 5 are needed"),
@@ -134,7 +140,7 @@ GOOD = {"train_env_manager": {"num_env_groups": 4, "group_size": 2, "tags": ["Fr
         ("async_generation_ratio=-1", "async_generation_ratio: got -1"),
         ("sampling.top_p=0", "sampling.top_p: got 0"),
         ("policy.kind=vlm", "policy.kind: unknown `vlm` (did you mean `vllm`?); known: random, oracle"),
-        ("seed=many", "seed: got 'many'; Input should be a valid integer"),
+        ("seed=many", "seed: got 'many'; expected a whole number"),
         (
             "agent.history.mode=window",
             "agent.history.length: a window needs the number of earlier turns to keep",

@@ -115,9 +115,9 @@ async def test_a_factory_of_ones_own_is_found_by_its_path(own_module) -> None:
         registry.make("own_envs:needy")
 
 
-async def test_a_registered_environment_is_found_and_its_name_is_taken(monkeypatch) -> None:
-    monkeypatch.setattr(registry.ENVIRONMENTS, "_kinds", dict(registry.ENVIRONMENTS.kinds))
+async def test_a_registered_environment_is_found_and_its_name_is_taken_until_it_is_removed(request) -> None:
     registry.register(EnvSpec("Echo", "says what it hears", Echo, {"greeting": "hi"}, max_steps=3))
+    request.addfinalizer(lambda: registry.ENVIRONMENTS.unregister("Echo"))
     assert "Echo" in registry.tags()
     assert registry.spec("Echo").max_steps == 3
     assert (await registry.make("Echo").reset(1)).observation == "hi 1"
@@ -126,6 +126,11 @@ async def test_a_registered_environment_is_found_and_its_name_is_taken(monkeypat
             registry.register(EnvSpec(tag, "again", Echo))
     with pytest.raises(ConfigError, match="without ':'"):
         registry.register(EnvSpec("a:b", "a path", Echo))
+    registry.ENVIRONMENTS.unregister("Echo")
+    assert "Echo" not in registry.tags()
+    with pytest.raises(ConfigError, match="'FrozenLake': was not registered"):
+        registry.ENVIRONMENTS.unregister("FrozenLake")
+    registry.register(EnvSpec("Echo", "a changed one", Echo))
 
 
 @pytest.fixture
@@ -142,7 +147,9 @@ def installed_packages(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     offered = SimpleNamespace(Whisper=Echo, SPEC=EnvSpec("ignored", "from a package", Echo, max_steps=5))
     monkeypatch.setitem(sys.modules, "package_envs", offered)
-    monkeypatch.setattr(registry.ENVIRONMENTS, "_offered", None)
+    registry.ENVIRONMENTS.refresh()
+    yield
+    registry.ENVIRONMENTS.refresh()
 
 
 @pytest.mark.usefixtures("installed_packages")

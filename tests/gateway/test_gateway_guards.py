@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from rollwright.agents import EpisodeFailure
+from rollwright.agents.journal import JournalEntry
 from rollwright.gateway import Gateway
 from rollwright.store.errors import StoreUnavailable
 
@@ -217,15 +218,20 @@ async def test_an_engine_that_fails_is_an_engines_failure_until_another_try_succ
     assert len(played.trajectory.turns) == 1
 
 
-async def test_a_defect_behind_the_gateway_is_no_result_either(
-    clients: Any, gateway: Gateway, engine: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played = clients.rollout(gateway, engine, "ro-1")
+class UnreachableJournal:
+    """The journal of an attempt whose store does not answer."""
 
-    async def broken(*_: Any) -> Any:
+    def __init__(self) -> None:
+        self.recorded: dict[int, JournalEntry] = {}
+
+    async def append(self, entry: JournalEntry) -> None:
         raise StoreUnavailable("no answer from the store")
 
-    monkeypatch.setattr(played.session, "_replay_or_sample", broken)
+
+async def test_a_defect_behind_the_gateway_is_no_result_either(
+    clients: Any, gateway: Gateway, engine: Any
+) -> None:
+    played = clients.rollout(gateway, engine, "ro-1", journal=UnreachableJournal())
     url, key = f"{played.access.base_url}/messages", played.access.api_key
     status, answer = await post(url, key, {**CHAT, "max_tokens": 5})
     assert (status, answer["error"]["type"]) == (503, "overloaded_error")

@@ -174,16 +174,20 @@ async def test_a_class_or_function_of_the_user_is_a_kind_made_with_its_options(
 
 
 async def test_an_installed_package_offers_rewards_by_an_entry_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user_module: Any, attempt_with: Attempts
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    user_module: Any,
+    attempt_with: Attempts,
 ) -> None:
     info = tmp_path / "offers_rewards-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offers-rewards\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[rollwright.rewards]\nlonger = my_rewards:Longer\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(REWARDS, "_offered", None)  # read again, with this package
+    REWARDS.refresh()
+    request.addfinalizer(REWARDS.refresh)
     result = await Rewards.build(["longer"]).evaluate(TASK, attempt_with("four!"))
-    monkeypatch.setattr(REWARDS, "_offered", None)
     assert result.components == {"longer": 1.0}
 
 

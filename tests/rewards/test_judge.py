@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rollwright.aio import run_virtual
 from rollwright.engines.base import EngineError, Generation, Policy, Prompt, Sampling
 from rollwright.engines.openai import OpenAIPolicy
 from rollwright.engines.rendering.bytes import END, BytesRenderer
@@ -135,16 +136,18 @@ async def test_one_who_gives_up_does_not_take_the_verdict_from_the_others(attemp
     assert policy.most == 1
 
 
-async def test_a_judge_has_its_own_limit_of_calls(attempt_with: Attempts) -> None:
-    policy = GatedPolicy()
-    rewards = judged_by(policy, concurrency=2)
-    many = [asyncio.ensure_future(rewards.evaluate(TASK, attempt_with(str(n)))) for n in range(6)]
-    await policy.asked.wait()
-    await asyncio.sleep(0.01)
-    assert policy.running == 2
-    policy.gate.set()
-    await asyncio.gather(*many)
-    assert policy.most == 2
+def test_a_judge_has_its_own_limit_of_calls(attempt_with: Attempts) -> None:
+    async def main() -> None:
+        policy = GatedPolicy()
+        rewards = judged_by(policy, concurrency=2)
+        many = [asyncio.ensure_future(rewards.evaluate(TASK, attempt_with(str(n)))) for n in range(6)]
+        await asyncio.sleep(1)  # in virtual time: nothing is left to do before the gate opens
+        assert policy.running == 2
+        policy.gate.set()
+        await asyncio.gather(*many)
+        assert policy.most == 2
+
+    run_virtual(main())
 
 
 async def test_a_judge_that_hangs_is_a_failure_and_waiting_in_line_is_not(attempt_with: Attempts) -> None:

@@ -14,7 +14,7 @@ from rollwright.sandbox.client import Sandbox, SandboxFactory
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"),
-    reason="the walls are those of Linux on x86-64 and ARM64",
+    reason="confinement needs Linux on x86-64 or ARM64",
 )
 
 

@@ -19,7 +19,7 @@ from rollwright.sandbox.protocol import SandboxLimits
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"),
-    reason="the walls are those of Linux on x86-64 and ARM64",
+    reason="confinement needs Linux on x86-64 or ARM64",
 )
 
 LIMITS = SandboxLimits(seconds=5, cpu_seconds=20, memory=128 << 20, disk=4 << 20, threads=8)

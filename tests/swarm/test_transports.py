@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rollwright.aio import run_virtual
 from rollwright.errors import ConfigError, RollwrightError
 from rollwright.swarm.identity import Identity
 from rollwright.swarm.signed import Manifest, sign_manifest
@@ -260,15 +261,18 @@ async def test_a_folder_does_not_grow_for_ever(tmp_path: Path) -> None:
     )
 
 
-async def test_content_that_is_synced_after_its_manifest_is_waited_for(tmp_path: Path) -> None:
-    sender, receiver = Identity.generate(), Identity.generate()
-    writing = DirectoryTransport(tmp_path, "s", sender.peer)
-    reading = DirectoryTransport(tmp_path, "s", receiver.peer)
-    fetching = asyncio.create_task(reading.fetch(sender.peer, digest_of(b"late"), 10, SECONDS))
-    await asyncio.sleep(0.1)
-    assert not fetching.done()
-    await writing.publish(digest_of(b"late"), b"late")
-    assert await fetching == b"late"
+def test_content_that_is_synced_after_its_manifest_is_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        sender, receiver = Identity.generate(), Identity.generate()
+        writing = DirectoryTransport(tmp_path, "s", sender.peer)
+        reading = DirectoryTransport(tmp_path, "s", receiver.peer)
+        fetching = asyncio.create_task(reading.fetch(sender.peer, digest_of(b"late"), 10, SECONDS))
+        await asyncio.sleep(SECONDS / 2)  # in virtual time
+        assert not fetching.done()
+        await writing.publish(digest_of(b"late"), b"late")
+        assert await fetching == b"late"
+
+    run_virtual(main())
 
 
 async def test_a_folder_that_cannot_be_used_is_told_at_once(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from rollwright.aio import run_virtual
 from rollwright.errors import ConfigError
-from rollwright.sandbox.protocol import ExecutionResult
+from rollwright.sandbox.protocol import ExecutionResult, SandboxLimits
 from rollwright.tools import Problem, Toolbox, ToolContext, ToolFailure
 from rollwright.tools.calculator import calculate, calculator
 from rollwright.tools.python import PythonSandbox
@@ -211,7 +212,7 @@ async def test_calls_of_one_turn_share_the_sandbox_and_one_that_ends_it_does_not
     await python.close()
 
 
-def test_a_call_whose_sandbox_ended_before_it_could_begin_is_told_so() -> None:
+def test_a_call_whose_sandbox_ended_before_it_could_begin_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are immediate: the second call ends the sandbox before the third has started."""
     opened: list[str] = []
 
@@ -222,17 +223,26 @@ def test_a_call_whose_sandbox_ended_before_it_could_begin_is_told_so() -> None:
         def close(self) -> None:
             opened.append("closed")
 
-    async def make(key: Any) -> Quick:
-        await asyncio.sleep(1)
-        opened.append("opened")
-        return Quick()
+    class QuickFactory:
+        def __init__(self, limits: SandboxLimits, *, folders: Any, allow_unconfined: bool) -> None:
+            self.limits = limits
+
+        async def open(self) -> Quick:
+            await asyncio.sleep(1)
+            opened.append("opened")
+            return Quick()
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setitem(sys.modules, "quick_sandboxes", SimpleNamespace(QuickFactory=QuickFactory))
 
     async def main() -> list[str]:
-        python = PythonSandbox(PythonToolConfig(kind="python", size=4))
-        python.pool._make = make  # type: ignore[assignment]
+        settings = PythonToolConfig(kind="python", size=4, sandbox="quick_sandboxes:QuickFactory")
         calls = [ToolCall(code, "python", json.dumps({"code": code})) for code in ("x", "end", "y")]
         async with ToolContext("r") as context:
-            return [result.content for result in await Toolbox([python.tool()]).run(calls, context)]
+            toolbox = Toolbox([PythonSandbox(settings).tool()])
+            return [result.content for result in await toolbox.run(calls, context)]
 
     first, second, third = run_virtual(main())
     assert (first, opened) == ("[no output]", ["opened", "closed"])

@@ -177,12 +177,12 @@ class Session:
         node = self._tree.reserve(after)
         try:
             turn = await self._replay_or_sample(node, question)
-            # Turns are numbered in the order of the tree: a call that was asked for behind another one, and answered
-            # first, waits until that one has its turn, or has failed and has none.
+            # Turns are numbered in the order of the tree: a call that was requested after another one, but answered
+            # first, waits until the earlier call has been recorded or has failed.
             if (earlier := node.before) is not None and not earlier.settled:
                 await earlier.wait()
             return self._record(node, turn, question)
-        finally:
+        finally:  # after a failure too, or the calls behind this one would wait for it forever
             self._tree.settle(node)
 
     async def generate_aside(

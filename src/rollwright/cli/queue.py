@@ -204,8 +204,10 @@ def enqueue(
 def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RollwrightError(f"{file}: cannot be read: {error}") from error
+    except OSError as error:
+        raise RollwrightError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RollwrightError(f"{file}: is not UTF-8 text") from error
 
 
 def _parsed(source: str, number: int, line: str) -> Any:

@@ -53,6 +53,8 @@ def show(
     if run.is_file():
         _show_stored(run, rollout, screen, prompts=prompts)
         return
+    if not run.exists():
+        raise RollwrightError(f"{run}: there is no such file or folder; runs are usually in runs/NAME")
     reader = RunReader(run)
     if rollout is None:
         _show_overview(reader, screen)

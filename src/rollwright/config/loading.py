@@ -4,7 +4,7 @@ A user's mistake becomes one line: file, key, error, accepted values. For a miss
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -120,7 +120,7 @@ def build(content: Mapping[str, Any], overrides: Sequence[str] = (), source: str
     try:
         return RunConfig.model_validate(plain)
     except ValidationError as error:
-        raise ConfigError("; ".join(f"{source}: {_explain(each)}" for each in error.errors())) from error
+        raise ConfigError(f"{source}: {'; '.join(_explain_all(error.errors()))}") from error
 
 
 def _without_other_kinds(below: DictConfig, above: DictConfig) -> DictConfig:
@@ -147,13 +147,23 @@ def _name_from(file: Path) -> str:
     return kept.lstrip("._-") or "run"
 
 
+def _explain_all(errors: Sequence[ErrorDetails]) -> list[str]:
+    """One line for each mistake: a value that no member of a union accepts has an error for each of them."""
+    accepted: dict[str, list[str]] = {}
+    for error in errors:
+        mistake, found, expected = _explain(error).partition("; expected ")
+        accepted.setdefault(mistake, []).extend([expected] if found else [])
+    return [
+        f"{mistake}; expected {' or '.join(dict.fromkeys(each))}" if each else mistake
+        for mistake, each in accepted.items()
+    ]
+
+
 def _explain(error: ErrorDetails) -> str:
     place, known = _place_of([str(part) for part in error["loc"]])
     key = ".".join(place)
     if error["type"] == "extra_forbidden":
-        nearest = get_close_matches(place[-1], known, n=1)
-        hint = f"did you mean `{nearest[0]}`?" if nearest else f"known here: {', '.join(sorted(known))}"
-        return f"{key}: unknown key; {hint}"
+        return f"{key}: unknown key; {_hint(place[-1], known)}"
     if error["type"] == "missing":
         return f"{key}: is needed and has no default"
     if error["type"] == "value_error":
@@ -163,7 +173,57 @@ def _explain(error: ErrorDetails) -> str:
         return f"{key}{'.' if below else ': '}{message}" if key else message
     if error["type"].startswith("union_tag"):
         return f"{key}.kind: {_one_line(error['msg'])}"
-    return f"{key}: got {error['input']!r}; {_one_line(error['msg'])}"
+    value = "null" if error["input"] is None else repr(error["input"])
+    value = value if len(value) <= _SHOWN_VALUE else f"{value[:_SHOWN_VALUE]} …"
+    expected = _EXPECTED.get(error["type"])
+    return f"{key}: got {value}; {expected.format(**error.get('ctx', {})) if expected else _one_line(error['msg'])}"
+
+
+_SHOWN_VALUE = 100
+"""Characters of a wrong value that its line quotes: a whole section may stand where a number is expected."""
+
+_UNION_MEMBER = re.compile(
+    r"int|float|str|bool|(constrained|lax-or-strict|nullable|function)-.*|(literal|list|dict|tuple)\[.*"
+)
+"""Part of an error's location by which pydantic names the member of a union that it has tried."""
+
+_EXPECTED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "expected a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "expected a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "expected true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "expected a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "expected keys and values"),
+    "string_type": "expected text",
+    "greater_than": "expected more than {gt:g}",
+    "greater_than_equal": "expected {ge:g} or more",
+    "less_than": "expected less than {lt:g}",
+    "less_than_equal": "expected {le:g} or less",
+    "finite_number": "expected a finite number",
+    "literal_error": "expected {expected}",
+    "enum": "expected {expected}",
+}
+"""What is accepted, by the type of pydantic's error, in the words of `docs/configuration.md`."""
+
+
+def _hint(key: str, known: Sequence[str]) -> str:
+    """The nearest of the keys known at this place; else a key of that name at another place; else all known ones."""
+    if nearest := get_close_matches(key, known, n=1):
+        return f"did you mean `{nearest[0]}`?"
+    elsewhere = {path.rsplit(".", 1)[-1]: path for path in reversed(list(_paths(RunConfig)))}
+    # A stricter comparison than among the neighbours: there are hundreds of keys.
+    if nearest := get_close_matches(key, elsewhere, n=1, cutoff=0.85):
+        return f"did you mean `{elsewhere[nearest[0]]}`?"
+    return f"known here: {', '.join(sorted(known))}"
+
+
+def _paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Paths of all keys below a model, in the order of their declaration; keys of lists and of named sections have none."""
+    for name, field in model.model_fields.items():
+        path = f"{above}{name}"
+        yield path
+        for choice in _choices(field.annotation):
+            if isinstance(choice, type) and issubclass(choice, BaseModel):
+                yield from _paths(choice, f"{path}.")
 
 
 def _place_of(loc: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -177,6 +237,8 @@ def _place_of(loc: Sequence[str]) -> tuple[list[str], list[str]]:
         decided = [model for model in models if len(models) > 1 and part in _kinds_of(model)]
         if decided:
             here = decided
+            continue
+        if len(choices) > 1 and _UNION_MEMBER.fullmatch(part):
             continue
         place.append(part)
         known = [key for model in models for key in model.model_fields]

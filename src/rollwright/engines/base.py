@@ -157,8 +157,8 @@ none."""
 
 
 def entropy_of(told: Sequence[TokenAlternative]) -> float:
-    """Entropy, in nats, of a distribution of which the likeliest tokens are told. All others count as one token, so it is a
-    lower bound, and exact where the told ones are all."""
+    """Entropy, in nats, of a distribution of which the likeliest tokens are known. All others count as one token, so it is a
+    lower bound, and exact if all tokens are known."""
     shares = [exp(each.logprob) for each in told]
     rest = 1.0 - sum(shares)
     return -sum(share * log(share) for share in (*shares, rest) if share > 0.0)
@@ -197,7 +197,7 @@ class Generation(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def question_entropy(self) -> float | None:
-        """Entropy of the first token's distribution, which depends on the prompt alone; `None`: nothing was told of it."""
+        """Entropy of the first token's distribution, which depends on the prompt alone; `None`: the engine did not report it."""
         if self.entropy is not None or not self.alternatives:
             return self.entropy
         return entropy_of(self.alternatives[0])

@@ -68,7 +68,7 @@ def or_call(output: OutputFormat, tools: Sequence[ToolSpec]) -> OutputFormat:
 
 
 def read_output(text: str, output: OutputFormat, call_id: str) -> Parsed:
-    """A completion under a format. A forced call that the token limit cut off is no call, and is told as text."""
+    """A completion under a format. A forced call that was cut off by the token limit is returned as text."""
     if not output.tools:
         return Parsed(text)
     try:

@@ -105,7 +105,7 @@ class RateLimiter:
             state[5] = max(state[5], now + seconds)
 
     def observe(self, response: Headers) -> None:
-        """Take over the limits that a response tells."""
+        """Adopt the limits that a response reports."""
         told = [_told(response, kind) for kind in ("requests", "tokens")]
         if all(limit is None and left is None for limit, left, _ in told):
             return

@@ -117,7 +117,7 @@ class AgentStrategy:
 
 
 def keep_conversation(session: AgentSession) -> None:
-    """Stores the last conversation whose answer somebody has heard: its messages follow from nothing else."""
+    """Stores the last conversation whose answer was delivered: its messages cannot be derived from the turns."""
     turns = session.trajectory.turns
     heard = next((each for each in reversed(turns) if each.filtered not in (UNDELIVERED, LEFT_OUT)), None)
     if heard is not None:

@@ -12,7 +12,7 @@ _BLOCK = 64 * 1024
 
 
 class BoxProcess:
-    """One program. Its streams end when nobody holds them, which may be later than the program's end."""
+    """One program. Its streams end when the last process that holds them has closed them, which may be after its exit."""
 
     def __init__(self) -> None:
         self._input: asyncio.StreamWriter | None = None

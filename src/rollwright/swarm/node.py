@@ -211,7 +211,7 @@ class SwarmRound:
 
 @dataclass(frozen=True)
 class StatusReporter:
-    """The stage that tells the world how a round ended: `status.json`, and the `on_round` of the caller."""
+    """The stage that reports the end of a round: in `status.json`, and to the caller's `on_round`."""
 
     home: Path
     peer: str

@@ -60,7 +60,7 @@ class CommunicationConfig(Settings):
     verify_timeout: PositiveFloat = 20.0
     """Seconds for one group to be played again."""
     gather_timeout: PositiveFloat = 60.0
-    """Seconds for all foreign groups of a round; then it goes on with those that are there."""
+    """Seconds to gather foreign groups in a round; then the round continues with those that have arrived."""
     zenoh: dict[str, Any] = Field(default_factory=dict)
     """Settings of zenoh's own, by path: `transport/link/tls`, say."""
 

@@ -1,7 +1,7 @@
 """The loss of the value head, as in PPO, and how well values explain returns.
 
 Always true: a token's value loss has the coefficient of its policy loss, so micro-batches, ranks and shared prefixes change
-it as little as that one.
+neither.
 """
 
 from collections.abc import Sequence

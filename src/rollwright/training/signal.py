@@ -49,7 +49,7 @@ class SplitHalf:
         self._half = self._looked_at()
 
     def finish(self) -> GradientSignal | None:
-        """What the gradient of all rows tells; `None`: the first half was not noted."""
+        """Signal and noise by the gradient of all rows; `None`: the first half was not noted."""
         if self._half is None:
             return None
         share = self._share

@@ -13,7 +13,7 @@ _REFERENCE, _UNREADABLE = b"RWO\x01", b"RWO\x02"
 
 
 class ObjectReference(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a trajectory is, and how to tell that it is that one."""
+    """Location of a trajectory's bytes, and the digest by which they are recognised."""
 
     key: Annotated[str, msgspec.Meta(max_length=1024)]
     """Relative to the place of all objects of the store."""

@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 
 
 class RunState(StrEnum):
-    """What a run is doing, as its folder tells."""
+    """Activity of a run, derived from its folder."""
 
     RUNNING = "running"
     SILENT = "silent"

@@ -221,7 +221,7 @@ class FolderSource:
         live: Mapping[str, Any] | None,
         summary: Mapping[str, Any] | None,
     ) -> float | None:
-        """The cost that the run itself tells; else by the prices that the page was given."""
+        """The cost that the run itself recorded; otherwise computed from the page's prices."""
         if self._prices is None:
             for told in (live, summary, read_report(self.path) if self.is_evaluation else None):
                 if (cost := figures.told_cost(told)) is not None:

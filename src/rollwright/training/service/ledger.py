@@ -1,8 +1,8 @@
-"""What became of each batch, on disk: who has it, and with which weights it came back.
+"""The fate of each batch, on disk: the trainer that has it, and the weights that came back for it.
 
-Always true: a line is on the disk before anybody is told of it. So a run that is killed at any moment hands out again only
-batches that were not acknowledged, and accepts what a trainer brings that was at work meanwhile. A partial last line is of a
-call that nobody was answered.
+Always true: a line is on disk before its call is answered. So a run that is killed at any moment offers again only batches
+that were not acknowledged, and still accepts the weights of a trainer that was working meanwhile. A partial last line belongs
+to a call that was never answered.
 """
 
 import os

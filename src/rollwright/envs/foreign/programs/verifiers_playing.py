@@ -93,7 +93,7 @@ class EpisodeClient(EvalClient):
         return response
 
     async def close(self) -> None:
-        """The pool is everybody's."""
+        """Does nothing: all episodes share the pool."""
 
 
 class PlayingServer(InterceptionServer):

@@ -59,5 +59,5 @@ async def test_an_environment_that_cancels_its_task_has_no_baseline_and_ends_not
         table = SettingsTable(build({"val_env_manager": {"num_env_groups": 4, "tags": ["Cancelling"]}}))
         found = await baseline("Cancelling", SEEDS[:4], 0, table)
     finally:
-        del registry.ENVIRONMENTS._kinds["Cancelling"]
+        registry.ENVIRONMENTS.unregister("Cancelling")
     assert (found.random, found.oracle) == (None, None)
