@@ -18,7 +18,7 @@ end: 1,024 with the sampling of training, 256 greedily. [Staleness](staleness.md
 ARMS = """Chains and trees until they reach the goal on lakes held out by structure, by seed. `lakes`: those of the demo, of which the
 base model crosses half, until 80 % are crossed greedily. `detours`: lakes without a straight way, of which it crosses 2 %
 when it samples and none greedily, until 50 %. `long_detours`: those whose way has seven moves or more (0.5 % when it samples),
-until 30 %. `grpo`, `rloo` and `gigpo` compare eight chains, `rloo_4` four, `rloo_4_known` too, with the running value that the
+until 20 %. `grpo`, `rloo` and `gigpo` compare eight chains, `rloo_4` four, `rloo_4_known` too, with the running value that the
 trees have; `tree` plays two trees that keep eight branches alive, `small_tree` two that keep four, `one_tree` one that keeps four, all
 with the shrunk baseline. 48 levels for each step, at most 40 steps, 80 on `long_detours`, whose trainings end at the goal; a seed
 that does not reach the goal counts with all that it spent (`>`). Intervals of 95 % are over seeds."""

@@ -87,11 +87,32 @@ def test_a_gradient_is_judged_by_the_sums_of_many_measurements() -> None:
     assert named([*measured(0.001, 0.00001, count=3), *measured(0.5, 1.0, count=6)]) == []
     found = recent_signal([*steps(5), *measured(0.5, 1.0)])
     assert found is not None
-    assert (found.measured, found.ratio, found.tokens_needed) == (6, 0.5, 2000)
+    assert (found.measured, found.ratio, found.error, found.tokens_needed) == (6, 0.5, 0.0, 2000)
     nothing = recent_signal(measured(-0.5, 1.0))
     assert nothing is not None
     assert nothing.tokens_needed is None
     assert recent_signal(steps()) is None
+
+
+def test_measurements_that_differ_too_much_for_the_threshold_are_no_finding() -> None:
+    """Signals of one step are mostly chance: with as few as these, a healthy training often has a mean near 0."""
+
+    def scattered(count: int) -> list[dict[str, Any]]:
+        signals = [0.6 if number % 2 else -0.6 for number in range(count)]
+        return [
+            row for each in signals for row in steps(1, gradient_signal=each, gradient_noise=1.0, tokens=9)
+        ]
+
+    found = recent_signal(scattered(10))
+    assert found is not None
+    assert found.ratio == pytest.approx(0.0)
+    assert found.error == pytest.approx(0.2, rel=0.01)
+    assert named(scattered(10)) == []
+    close = [{**row, "gradient_signal": row["gradient_signal"] / 10} for row in scattered(10)]
+    assert named(close) == ["gradient mostly noise"]
+    assert (
+        named([{**row, "gradient_signal": 12 + 10 * row["gradient_signal"]} for row in scattered(10)]) == []
+    )
 
 
 @pytest.mark.parametrize(("advantages", "share"), [((0.0, 0.0), 1.0), ((0.0, 0.5), 0.5), ((1.0, 0.5), 0.0)])

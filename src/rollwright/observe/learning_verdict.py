@@ -4,9 +4,10 @@ Every finding names the figures that it rests on. Thresholds are far from what c
 applies, the verdict says that the batches teach.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from rollwright.config import RunConfig
@@ -26,10 +27,13 @@ CLIPPED = 0.3
 """Share of clipped tokens from which a step goes further than its data carries."""
 LARGE_SIGNAL = 10.0
 """Signal to noise of a batch's gradient from which on a smaller batch would point the same way."""
-ALL_NOISE = 0.02
-"""Signal to noise below which a step is a random one: fifty steps go as far as one without noise."""
+ALL_NOISE = 0.1
+"""Signal to noise below which a step is mostly a random one: its noise is three times as long as what is meant."""
 MEASUREMENTS = 5
 """Least number of measured steps: one says little."""
+SURE = 2.0
+"""Standard errors by which the signal to noise must be on the far side of its threshold. Of ten batches of the demo the error is
+0.2 to 0.5 (`bench/learning_verdicts.py`), so without it a few batches would often seem to be noise alone."""
 FIRST = 3
 """Steps that the first entropy is a mean of."""
 
@@ -42,6 +46,8 @@ class RecentSignal:
     """Steps that it rests on."""
     ratio: float
     """Signal to noise of a batch's gradient; at most 0: no signal could be told from the noise."""
+    error: float
+    """Standard error of the ratio, by how much the measurements differ."""
     tokens: float
     """Trained tokens of a batch, in the mean."""
 
@@ -59,7 +65,13 @@ def recent_signal(steps: Sequence[Mapping[str, Any]]) -> RecentSignal | None:
     if not found:
         return None
     signal, noise = (sum(row[name] for row in found) for name in ("gradient_signal", "gradient_noise"))
-    return RecentSignal(len(found), signal / noise, mean(row.get("tokens", 0) for row in found))
+    spread = stdev(row["gradient_signal"] for row in found) if len(found) > 1 else math.inf
+    return RecentSignal(
+        measured=len(found),
+        ratio=signal / noise,
+        error=spread * math.sqrt(len(found)) / noise,
+        tokens=mean(row.get("tokens", 0) for row in found),
+    )
 
 
 @dataclass(frozen=True)
@@ -170,13 +182,19 @@ def _rate(recent: Sequence[Mapping[str, Any]]) -> list[LearningFinding]:
 
 
 def _batch(found: RecentSignal | None) -> list[LearningFinding]:
-    if found is None or found.measured < MEASUREMENTS or ALL_NOISE <= found.ratio < LARGE_SIGNAL:
+    if found is None or found.measured < MEASUREMENTS:
+        return []
+    large, noise = (
+        found.ratio - SURE * found.error >= LARGE_SIGNAL,
+        found.ratio + SURE * found.error < ALL_NOISE,
+    )
+    if not large and not noise:
         return []
     figures = (
-        f"signal to noise {found.ratio:.3g} in batches of {found.tokens:,.0f} trained tokens, by the halves of "
+        f"signal to noise {found.ratio:.3g} ± {found.error:.2g} in batches of {found.tokens:,.0f} trained tokens, by the halves of "
         f"{found.measured} of them"
     )
-    if found.ratio >= LARGE_SIGNAL:
+    if large:
         return [
             LearningFinding(
                 "groups too many or too large",
