@@ -82,7 +82,12 @@ CASES: Mapping[str, Case] = {
     ),
     "as it should be, 4 updates": Case(("training.mini_batches=4", "training.learning_rate=4e-4")),
     "no holes": Case(
-        ("custom_envs.Lake.env_config.p=0.99", "custom_envs.Lake.env_config.min_distance=1"), (EASY,)
+        (
+            "custom_envs.Lake.env_config.split=board",
+            "custom_envs.Lake.env_config.p=0.97",
+            "custom_envs.Lake.env_config.min_distance=1",
+        ),
+        (EASY,),
     ),
     "detours of 7 moves": Case(LONG, (HARD, RARE), (NOISE,)),
     "rate times 20": Case(("training.learning_rate=2.4e-2",), (RATE, COLLAPSE), (HARD, EASY, NOISE, RARE)),
