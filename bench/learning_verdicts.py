@@ -72,7 +72,7 @@ class Case:
 
 EASY, HARD = "groups too easy", "groups too hard"
 COLLAPSE, RATE = "entropy collapsing", "learning rate too high for the gap"
-LARGE, NOISE = "groups too many or too large", "gradient mostly noise"
+FALL, NOISE = "success falling", "gradient mostly noise"
 RARE, CHAINS = "success is rare", "chains would do"
 TREE = "strategy={kind: tree, width: 4, depth: 6, branch: {kind: keep_alive, alive: 8}}"
 CASES: Mapping[str, Case] = {
@@ -90,23 +90,15 @@ CASES: Mapping[str, Case] = {
         (EASY,),
     ),
     "detours of 7 moves": Case(LONG, (HARD, RARE), (NOISE,)),
-    "rate times 20": Case(("training.learning_rate=2.4e-2",), (RATE, COLLAPSE), (HARD, EASY, NOISE, RARE)),
+    "rate times 20": Case(
+        ("training.learning_rate=2.4e-2",), (RATE, COLLAPSE, FALL), (HARD, EASY, NOISE, RARE)
+    ),
     "rate times 20, 4 updates": Case(
         ("training.mini_batches=4", "training.learning_rate=2.4e-2"),
-        (RATE, COLLAPSE),
+        (RATE, COLLAPSE, FALL),
         (HARD, EASY, NOISE, RARE),
     ),
-    "groups of 96": Case(
-        (
-            "train_env_manager.group_size=96",
-            "rollout_batch_size=1536",
-            "max_inflight=1536",
-            "policy.max_batch=1536",
-        ),
-        (LARGE,),
-        steps=12,
-    ),
-    "1 group of 4 and another": Case(
+    "2 groups of 4": Case(
         (
             "train_env_manager.num_env_groups=2",
             "train_env_manager.group_size=4",

@@ -57,6 +57,19 @@ def test_a_policy_that_no_longer_tries_anything_is_collapsing_unless_it_solves_t
     assert named([{**row, "success": 0.97} for row in collapsed]) == []
 
 
+def test_a_policy_that_was_better_before_is_not_blamed_on_its_levels() -> None:
+    worse = [*steps(3, success=0.4), *steps(12, success=0.02, silent_groups=0.95)]
+    [found] = judge_learning(worse, config())
+    assert found.what == "success falling"
+    assert found.because == "40% solved in earlier steps, 2% in the last"
+    later = [*steps(3, success=0.0), *steps(40, success=0.6), *steps(20, success=0.1, silent_groups=0.9)]
+    assert named(later) == ["success falling"]
+    assert named([*steps(3, success=0.05), *steps(12, success=0.01)]) == ["success is rare"]
+    assert named([*steps(3, success=0.4), *steps(12, success=0.3)]) == []
+    draws = {"num_env_groups": 2, "group_size": 4, "tags": ["FrozenLake"], "task_sampler": {}}
+    assert named(worse, config(train_env_manager=draws)) == ["groups too hard"]
+
+
 def test_trees_are_advised_where_success_is_rare_and_chains_elsewhere() -> None:
     trees = config(strategy={"kind": "tree"})
     assert named(steps(success=0.01)) == ["success is rare"]

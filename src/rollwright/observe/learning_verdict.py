@@ -15,8 +15,13 @@ from rollwright.rollout.settings.strategies import TreeStrategyConfig
 
 RECENT = 20
 """Steps that count: the policy of earlier ones was another."""
-MANY_SILENT = 0.5
-"""Share of groups without a gradient from which half of the sampled tokens teach nothing."""
+MANY_SILENT = 0.65
+"""Share of groups without a gradient. Between trainings as they should be (up to 0.54) and those on levels too easy or too hard
+(0.72 and more), by `bench/learning_verdicts.py`."""
+FALLEN = 0.5
+"""Solved share relative to earlier steps below which the policy has become worse: chance and harder draws do far less."""
+ONCE_SOLVED = 0.1
+"""Solved share from which a fall can be told from chance."""
 RARE = 0.05
 """Solved share below which trees pay (`bench/tree_signal.py`: 2 and more times the signal at 1 %, none at 12 %)."""
 COLLAPSED = 0.1
@@ -91,10 +96,13 @@ def judge_learning(steps: Sequence[Mapping[str, Any]], config: RunConfig) -> lis
     silent = mean(row["silent_groups"] for row in recent)
     known = [row["success"] for row in recent if row.get("success") is not None]
     solved = mean(known) if known else None
+    fallen = _fall(steps, solved, config)
     return [
         *_collapse(steps, recent, solved),
-        *_difficulty(silent, solved, config),
-        *_shape(solved, config),
+        *fallen,
+        # Of a policy that was better at the same levels, neither the levels nor the strategy are to blame.
+        *([] if fallen else _difficulty(silent, solved, config)),
+        *([] if fallen else _shape(solved, config)),
         *_rate(recent),
         *_batch(recent_signal(steps)),
     ]
@@ -115,6 +123,31 @@ def _collapse(
             "entropy collapsing",
             f"{first:.3g} nats in the first steps, {now:.3g} now, {_share(solved)}",
             "lower training.learning_rate, set training.loss.entropy_coefficient, or begin again from an earlier checkpoint",
+        )
+    ]
+
+
+def _fall(
+    steps: Sequence[Mapping[str, Any]], solved: float | None, config: RunConfig
+) -> list[LearningFinding]:
+    manager = config.train_env_manager
+    if solved is None or (manager is not None and (manager.curriculum or manager.task_sampler)):
+        return []  # those change the levels on purpose
+    known = [row["success"] for row in steps if row.get("success") is not None]
+    earlier = known[:-RECENT]
+    blocks = [
+        known[:FIRST],
+        *(earlier[end - RECENT : end] for end in range(RECENT, len(earlier) + 1, RECENT)),
+    ]
+    before = max(mean(block) for block in blocks)
+    now = mean(known[-RECENT // 2 :])
+    if before < ONCE_SOLVED or now >= FALLEN * before:
+        return []
+    return [
+        LearningFinding(
+            "success falling",
+            f"{before:.0%} solved in earlier steps, {now:.0%} in the last",
+            "lower training.learning_rate, and begin again from an earlier checkpoint",
         )
     ]
 
