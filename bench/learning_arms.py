@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
@@ -251,6 +252,30 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def draw(cells: Cells, file: Path) -> None:
+    """Curves of all synchronous trainings, by sampled tokens; trees drawn bold."""
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    for axis, (task, rules) in zip(figure.subplots(1, len(TASKS)), TASKS.items(), strict=True):
+        for place, arm in enumerate(ARMS):
+            curves = [points for cell, points in cells.items() if cell.startswith(f"{task}/{arm}/sync/")]
+            for number, points in enumerate(curves):
+                axis.plot(
+                    [each.tokens / 1000 for each in points],
+                    [100 * each.solved for each in points],
+                    color=f"C{place}",
+                    linewidth=2.0 if "tree" in arm else 0.9,
+                    alpha=0.8,
+                    label=arm if number == 0 else None,
+                )
+        axis.axhline(100 * rules.goal, color="gray", linestyle=":", linewidth=1)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+        axis.set(title=task, xlabel="sampled tokens, thousands", xlim=(0, 100), ylim=(0, None))
+        axis.legend(frameon=False, fontsize=8)
+    figure.axes[0].set(ylabel="held-out lakes solved greedily, %")
+    figure.savefig(file, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -273,6 +298,7 @@ def main() -> None:
         screen.print(f"{cell}: {end.solved:.0%} after {end.step} steps, {end.tokens:,} tokens")
         write(cells, asked.seeds)
     screen.print(shown(write(cells, asked.seeds)))
+    draw(cells, RESULTS / "learning_arms.png")
 
 
 if __name__ == "__main__":

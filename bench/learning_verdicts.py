@@ -98,7 +98,16 @@ CASES: Mapping[str, Case] = {
         (RATE, COLLAPSE, FALL),
         (HARD, EASY, NOISE, RARE),
     ),
-    "2 groups of 4": Case(
+    "groups of 96": Case(
+        (
+            "train_env_manager.group_size=96",
+            "rollout_batch_size=1536",
+            "max_inflight=1536",
+            "policy.max_batch=1536",
+        ),
+        steps=12,
+    ),
+    "1 group of 4 and another": Case(
         (
             "train_env_manager.num_env_groups=2",
             "train_env_manager.group_size=4",
