@@ -57,6 +57,19 @@ def test_a_policy_that_no_longer_tries_anything_is_collapsing_unless_it_solves_t
     assert named([{**row, "success": 0.97} for row in collapsed]) == []
 
 
+def test_a_policy_that_was_better_before_is_not_blamed_on_its_levels() -> None:
+    worse = [*steps(3, success=0.4), *steps(12, success=0.02, silent_groups=0.95)]
+    [found] = judge_learning(worse, config())
+    assert found.what == "success falling"
+    assert found.because == "40% solved in earlier steps, 2% in the last"
+    later = [*steps(3, success=0.0), *steps(40, success=0.6), *steps(20, success=0.1, silent_groups=0.9)]
+    assert named(later) == ["success falling"]
+    assert named([*steps(3, success=0.05), *steps(12, success=0.01)]) == ["success is rare"]
+    assert named([*steps(3, success=0.4), *steps(12, success=0.3)]) == []
+    draws = {"num_env_groups": 2, "group_size": 4, "tags": ["FrozenLake"], "task_sampler": {}}
+    assert named(worse, config(train_env_manager=draws)) == ["groups too hard"]
+
+
 def test_trees_are_advised_where_success_is_rare_and_chains_elsewhere() -> None:
     trees = config(strategy={"kind": "tree"})
     assert named(steps(success=0.01)) == ["success is rare"]
@@ -87,11 +100,32 @@ def test_a_gradient_is_judged_by_the_sums_of_many_measurements() -> None:
     assert named([*measured(0.001, 0.00001, count=3), *measured(0.5, 1.0, count=6)]) == []
     found = recent_signal([*steps(5), *measured(0.5, 1.0)])
     assert found is not None
-    assert (found.measured, found.ratio, found.tokens_needed) == (6, 0.5, 2000)
+    assert (found.measured, found.ratio, found.error, found.tokens_needed) == (6, 0.5, 0.0, 2000)
     nothing = recent_signal(measured(-0.5, 1.0))
     assert nothing is not None
     assert nothing.tokens_needed is None
     assert recent_signal(steps()) is None
+
+
+def test_measurements_that_differ_too_much_for_the_threshold_are_no_finding() -> None:
+    """Signals of one step are mostly chance: with as few as these, a healthy training often has a mean near 0."""
+
+    def scattered(count: int) -> list[dict[str, Any]]:
+        signals = [0.6 if number % 2 else -0.6 for number in range(count)]
+        return [
+            row for each in signals for row in steps(1, gradient_signal=each, gradient_noise=1.0, tokens=9)
+        ]
+
+    found = recent_signal(scattered(10))
+    assert found is not None
+    assert found.ratio == pytest.approx(0.0)
+    assert found.error == pytest.approx(0.2, rel=0.01)
+    assert named(scattered(10)) == []
+    close = [{**row, "gradient_signal": row["gradient_signal"] / 10} for row in scattered(10)]
+    assert named(close) == ["gradient mostly noise"]
+    assert (
+        named([{**row, "gradient_signal": 12 + 10 * row["gradient_signal"]} for row in scattered(10)]) == []
+    )
 
 
 @pytest.mark.parametrize(("advantages", "share"), [((0.0, 0.0), 1.0), ((0.0, 0.5), 0.5), ((1.0, 0.5), 0.0)])

@@ -194,7 +194,11 @@ def _told_signal(found: RecentSignal) -> str:
     equal = (
         "no signal above it" if needed is None else f"as much noise as signal at {needed:,.0f} trained tokens"
     )
-    return f"{equal}; a batch has {found.tokens:,.0f}; by the halves of {found.measured} batches"
+    error = "" if found.measured < 2 else f" ± {found.error:.1g}"
+    return (
+        f"{equal}; a batch has {found.tokens:,.0f}, and {found.ratio:.2g}{error} times as much signal as noise; by the halves of "
+        f"{found.measured} batches"
+    )
 
 
 def _lengths(tally: PhaseTally) -> tuple[str, ...]:
