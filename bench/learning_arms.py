@@ -58,7 +58,7 @@ class Task:
 
 FIRST_ARMS = ("grpo", "rloo", "rloo_4", "gigpo", "tree", "small_tree")
 TASKS: Mapping[str, Task] = {
-    "lakes": Task(("val_env_manager.tags=[HeldOutLake]",), 0.8, FIRST_ARMS),
+    "lakes": Task(("val_env_manager.tags=[HeldOutLake]",), 0.8, ("grpo", "rloo", "gigpo", "tree")),
     "detours": Task(
         ("custom_envs.Lake.env_config.needs_detour=true", "val_env_manager.tags=[HeldOutDetour]"),
         0.5,
