@@ -57,6 +57,20 @@ async def shielded(call: Awaitable[Result]) -> Result:
         raise
 
 
+def ending(task: "asyncio.Task[Any]") -> "Future[None]":
+    """A future that is done when the task is, whatever the task's outcome. Cancelling it leaves the task alone.
+
+    `asyncio.wait` does the same with two coroutines, a set and a counter: a kilobyte for as long as it waits."""
+    ended: Future[None] = task.get_loop().create_future()
+
+    def end(_: "asyncio.Task[Any]") -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    task.add_done_callback(end)
+    return ended
+
+
 async def together(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
     """Await calls concurrently; return their results in the order of the calls. If one fails, the others are cancelled
     and awaited first."""

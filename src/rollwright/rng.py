@@ -17,7 +17,9 @@ _MANTISSA_BITS = 53
 
 def digest(*key: KeyPart) -> int:
     """64 well-mixed bits that depend on `key` alone; `1` and `"1"` are different parts."""
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in key)
+    text = "\x1f".join(
+        [f"str:{part}" if type(part) is str else f"{type(part).__name__}:{part}" for part in key]
+    )
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 import msgspec
 
 from rollwright.agents import TIMEOUT, EpisodeFailure, Phase, Superseded
+from rollwright.aio import ending
 from rollwright.errors import ConfigError
 from rollwright.rollout.attempt import EnvSlot, PlayedAttempt, RolloutAttempt, RolloutContext
 from rollwright.rollout.resources import ResourceWatch
@@ -187,10 +188,10 @@ class EnvManager:
         task = self._playing = asyncio.create_task(attempt.play(), name=attempt.claimed.rollout_id)
         try:
             # Not `await task`: that would raise a cancellation by the episode's own code here, and end the loop.
-            await asyncio.wait({task})
+            await ending(task)
         except asyncio.CancelledError:
             task.cancel()
-            await asyncio.wait({task})
+            await ending(task)
             if not task.cancelled():
                 task.exception()  # nobody else asks for it
             raise
