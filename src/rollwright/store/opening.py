@@ -140,9 +140,9 @@ async def open_sqlite(address: str, *, must_exist: bool, patience: float, on_out
 
 def _check_path(path: Path, must_exist: bool) -> None:
     if not path.parent.is_dir():
-        raise ConfigError(f"store {str(path)!r}: the folder {str(path.parent)!r} does not exist")
+        raise ConfigError(f"{str(path)!r}: the folder {str(path.parent)!r} does not exist")
     if must_exist and not path.is_file():
-        raise ConfigError(f"store {str(path)!r}: there is no such file")
+        raise ConfigError(f"{str(path)!r}: there is no such file")
 
 
 async def open_postgresql(address: str, *, must_exist: bool, patience: float, on_outage: OnOutage) -> Store:
