@@ -140,7 +140,7 @@ def draw(arms: dict[str, Any], path: Path) -> None:
         axis.legend()
     curves = (
         (axes[1][0], "foreign groups taken,\nof those that a round may take", "useful_share", 1.05),
-        (axes[1][1], "hostile peers in an honest view\n(a fifth of all nodes)", "hostile_in_view", 0.6),
+        (axes[1][1], "hostile peers in an honest view\n(a fifth of all nodes)", "hostile_in_view", 1.0),
     )
     views = {name: row for name, row in arms.items() if name.startswith("views_")}
     for axis, title, key, most in curves:
