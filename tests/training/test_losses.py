@@ -167,9 +167,7 @@ def test_a_row_longer_than_the_budget_goes_alone() -> None:
 
 
 def test_settings_out_of_range_are_refused_in_one_line() -> None:
-    with pytest.raises(
-        ConfigError, match=r"training\.loss\.truncation: got 0\.5; .*greater than or equal to 1"
-    ):
+    with pytest.raises(ConfigError, match=r"training\.loss\.truncation: got 0\.5; expected 1 or more"):
         build({"training": {"loss": {"truncation": 0.5}}})
     with pytest.raises(ConfigError, match=r"temperature is 0; accepted: 0\.01 or more"):
         Trainer(tiny_llama(24, hidden_size=8, layers=1), TrainerSettings(device="cpu"), temperature=0)
