@@ -50,17 +50,22 @@ _ATTEMPT_BITS = 20
 """An attempt's number is its rollout's place, shifted by so many bits, and its own number."""
 
 
-def command(*words: str, cwd: Path, plays: Path | None = None) -> dict[str, float]:
-    """Runs `rollwright`; CPU seconds, seconds and peak memory. `plays`: a file that appears when the run plays again; CPU seconds
-    until then are counted, too."""
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    process = subprocess.Popen(
+def begin(*words: str, cwd: Path) -> "subprocess.Popen[bytes]":
+    """Starts `rollwright` with one thread."""
+    return subprocess.Popen(
         [sys.executable, "-m", "rollwright", *words],
         cwd=cwd,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+def command(*words: str, cwd: Path, plays: Path | None = None) -> dict[str, float]:
+    """Runs `rollwright`; CPU seconds, seconds and peak memory. `plays`: a file that appears when the run plays again; CPU seconds
+    until then are counted, too."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    process = begin(*words, cwd=cwd)
     until = watch(process, plays) if plays is not None else {}
     _, error = process.communicate()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -190,13 +195,7 @@ def queue_settings(size: int) -> dict[str, Any]:
 def interrupted(*words: str, cwd: Path, when: Callable[[], bool]) -> dict[str, float]:
     """Runs `rollwright` and interrupts it; CPU seconds and peak memory until then, and CPU seconds of all."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rollwright", *words],
-        cwd=cwd,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    process = begin(*words, cwd=cwd)
     found = psutil.Process(process.pid)
     while process.poll() is None and not when():
         time.sleep(0.05)

@@ -169,6 +169,28 @@ def test_two_ranks_train_what_one_does_and_a_checkpoint_goes_from_one_number_to_
         assert largest_difference(alone, one) < LEARNING_RATE / 10
 
 
+@pytest.mark.parametrize("more", [{}, {"lora": {"rank": 4}}], ids=["full", "lora"])
+def test_activations_that_are_computed_again_change_no_weight(model: str, more: dict[str, Any]) -> None:
+    kept, again = trainer(model, **more), trainer(model, activation_checkpointing=True, **more)
+    for step in range(2):
+        assert again.step(batch(step)).loss == pytest.approx(kept.step(batch(step)).loss, abs=1e-7)
+    assert largest_difference(kept, again) < LEARNING_RATE / 1000
+    assert largest_difference(kept, trainer(model, **more)) > LEARNING_RATE / 10, "both have learned"
+
+
+@pytest.mark.parametrize(
+    "more", [{"gather": "every_pass", "activation_checkpointing": True}, {"sharding": "replicate"}]
+)
+def test_ways_to_spare_memory_on_ranks_change_no_weight(
+    model: str, ends: list[Any], more: dict[str, Any]
+) -> None:
+    one, two = trainer(model), trainer(model, processes=2, **more)
+    ends.append(two)
+    for step in range(2):
+        one.step(batch(step)), two.step(batch(step))
+    assert largest_difference(one, two) < LEARNING_RATE / 10
+
+
 def test_skips_are_those_of_one_rank(model: str, ends: list[Any]) -> None:
     one, two = (
         trainer(model, processes=count, max_logprob_gap=1e-6, max_skips_in_a_row=2) for count in (1, 2)
